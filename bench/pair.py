@@ -1,4 +1,6 @@
-"""Compare two builds of the server in turns: python bench/pair.py "BEFORE COMMAND" "AFTER COMMAND" [--only w1,w8] [--rounds 7]
+"""Compare two builds of the server in turns.
+
+    python bench/pair.py "BEFORE COMMAND" "AFTER COMMAND" [--only w1,w8] [--rounds 7]
 
 Each figure is the work per second of the server's processor time, and the ratio is the median over the rounds, each
 of which runs both builds one after the other. The last row is the time to be ready after SIGKILL.

@@ -64,6 +64,9 @@ export class TopicNotFound extends TopicsError {
 /** The router does not exist. */
 export class RouterNotFound extends TopicsError {
 }
+/** The schedule does not exist. */
+export class ScheduleNotFound extends TopicsError {
+}
 /** The topic has no consumer of this name. */
 export class ConsumerNotFound extends TopicsError {
 }
@@ -460,6 +463,27 @@ export class ServerCursor {
  */
 /**
  * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: string[]|null, allow_cycle: boolean}} RouterState
+ */
+/**
+ * @typedef {object} ScheduleState
+ * @property {string} schedule
+ * @property {string} topic
+ * @property {any} record
+ * @property {string|null} cron
+ * @property {number|null} every_ms
+ * @property {string} timezone
+ * @property {number|null} starts_at
+ * @property {number|null} ends_at
+ * @property {number} jitter_ms
+ * @property {boolean} paused
+ * @property {"allow"|"skip"} overlap
+ * @property {"none"|"last"|"all"} catch_up
+ * @property {number|null} last_at
+ * @property {number|null} last_seq
+ * @property {number|null} next_at
+ * @property {number} skipped_total
+ * @property {number} failures_total
+ * @property {string|null} last_error
  */
 /**
  * @typedef {object} ListedJob
@@ -1034,6 +1058,71 @@ export class Topics {
         head_seq: number;
     }>;
     /**
+     * Create a schedule, or change it: `record` is appended to `topic` at each tick. Set `cron` or `everyMs`.
+     * @param {string} schedule
+     * @param {{topic: string, record: NewRecord, cron?: string, everyMs?: number, timezone?: string, startsAt?: number|null, endsAt?: number|null, jitterMs?: number, paused?: boolean, overlap?: "allow"|"skip", catchUp?: "none"|"last"|"all"}} config
+     * @returns {Promise<ScheduleState & {created: boolean}>}
+     */
+    putSchedule(schedule: string, config: {
+        topic: string;
+        record: NewRecord;
+        cron?: string;
+        everyMs?: number;
+        timezone?: string;
+        startsAt?: number | null;
+        endsAt?: number | null;
+        jitterMs?: number;
+        paused?: boolean;
+        overlap?: "allow" | "skip";
+        catchUp?: "none" | "last" | "all";
+    }): Promise<ScheduleState & {
+        created: boolean;
+    }>;
+    /**
+     * Return a schedule: its last and its next tick, and its last error.
+     * @param {string} schedule
+     * @returns {Promise<ScheduleState>}
+     */
+    schedule(schedule: string): Promise<ScheduleState>;
+    /**
+     * List schedules by name.
+     * @param {{prefix?: string, topic?: string}} [options]
+     * @returns {AsyncGenerator<ScheduleState, void>}
+     */
+    schedules(options?: {
+        prefix?: string;
+        topic?: string;
+    }): AsyncGenerator<ScheduleState, void>;
+    /**
+     * Remove a schedule. Records that it has appended stay. Return false if it did not exist.
+     * @param {string} schedule
+     * @returns {Promise<boolean>}
+     */
+    dropSchedule(schedule: string): Promise<boolean>;
+    /**
+     * Append the record of a schedule now, and return its seq. The ticks go on as before.
+     * @param {string} schedule
+     * @returns {Promise<number>}
+     */
+    runSchedule(schedule: string): Promise<number>;
+    /**
+     * Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
+     * @param {string} schedule
+     * @param {{cron?: string, everyMs?: number, timezone?: string, startsAt?: number|null, endsAt?: number|null, after?: number}} [timing]
+     * @returns {Promise<{at: number, local: string}[]>}
+     */
+    previewSchedule(schedule: string, timing?: {
+        cron?: string;
+        everyMs?: number;
+        timezone?: string;
+        startsAt?: number | null;
+        endsAt?: number | null;
+        after?: number;
+    }): Promise<{
+        at: number;
+        local: string;
+    }[]>;
+    /**
      * Return the version and the uptime of the server.
      * @returns {Promise<{status: "ok", version: string, uptime_ms: number}>}
      */
@@ -1493,6 +1582,26 @@ export type RouterState = RouterSummary & {
     preserve_tag: boolean;
     filter: string[] | null;
     allow_cycle: boolean;
+};
+export type ScheduleState = {
+    schedule: string;
+    topic: string;
+    record: any;
+    cron: string | null;
+    every_ms: number | null;
+    timezone: string;
+    starts_at: number | null;
+    ends_at: number | null;
+    jitter_ms: number;
+    paused: boolean;
+    overlap: "allow" | "skip";
+    catch_up: "none" | "last" | "all";
+    last_at: number | null;
+    last_seq: number | null;
+    next_at: number | null;
+    skipped_total: number;
+    failures_total: number;
+    last_error: string | null;
 };
 export type ListedJob = {
     $seq: number;

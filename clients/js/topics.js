@@ -77,6 +77,8 @@ export class SessionGone extends NotFound {}
 export class TopicNotFound extends TopicsError {}
 /** The router does not exist. */
 export class RouterNotFound extends TopicsError {}
+/** The schedule does not exist. */
+export class ScheduleNotFound extends TopicsError {}
 /** The topic has no consumer of this name. */
 export class ConsumerNotFound extends TopicsError {}
 /** The consumer is not where `ifSeq` says: it is at `detail.seq`. */
@@ -142,6 +144,7 @@ const ERRORS = {
   request_timeout: RequestTimeout,
   topic_not_found: TopicNotFound,
   router_not_found: RouterNotFound,
+  schedule_not_found: ScheduleNotFound,
   consumer_not_found: ConsumerNotFound,
   consumer_moved: ConsumerMoved,
   router_cycle: RouterCycle,
@@ -621,6 +624,7 @@ const CONFIG = [
   "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "retry", "maxInFlight",
   "maxInFlightPerKey", "rate", "ratePerKey", "paused", "defaults", "archive",
 ]
+const TIMING = ["cron", "everyMs", "timezone", "startsAt", "endsAt"]
 const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt", "key", "unique"]
 const WRITE = ["node", "idempotencyKey", "create", "config", "disableBackpressure", "signal"]
 const RANGE = ["fromSeq", "epoch", "node", "filter", "fromTs", "includeTags", "includeMeta", "signal"]
@@ -672,6 +676,9 @@ const OPTIONS = {
   putRouter: ["source", "dest", "filter", "preserveNode", "preserveTag", "createDest", "allowCycle", "guarantee", "fromSeq", "fromTs"],
   routers: ["prefix", "source", "dest"],
   previewRouter: ["source", "filter", "fromSeq", "fromTs"],
+  putSchedule: ["topic", "record", ...TIMING, "jitterMs", "paused", "overlap", "catchUp"],
+  schedules: ["prefix", "topic"],
+  previewSchedule: [...TIMING, "after"],
   samples: ["after", "queue"],
   connect: ["onClose"],
 }
@@ -961,6 +968,28 @@ function finite(key, value) {
 
 /**
  * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: string[]|null, allow_cycle: boolean}} RouterState
+ */
+
+/**
+ * @typedef {object} ScheduleState
+ * @property {string} schedule
+ * @property {string} topic
+ * @property {any} record
+ * @property {string|null} cron
+ * @property {number|null} every_ms
+ * @property {string} timezone
+ * @property {number|null} starts_at
+ * @property {number|null} ends_at
+ * @property {number} jitter_ms
+ * @property {boolean} paused
+ * @property {"allow"|"skip"} overlap
+ * @property {"none"|"last"|"all"} catch_up
+ * @property {number|null} last_at
+ * @property {number|null} last_seq
+ * @property {number|null} next_at
+ * @property {number} skipped_total
+ * @property {number} failures_total
+ * @property {string|null} last_error
  */
 
 /**
@@ -1873,6 +1902,67 @@ export class Topics {
   async previewRouter(router, which = {}) {
     const body = wire(checked("previewRouter", which))
     return this.#call("POST", `/v0/routers/${encodeURIComponent(router)}/preview`, { body })
+  }
+
+  // --- schedules
+
+  /**
+   * Create a schedule, or change it: `record` is appended to `topic` at each tick. Set `cron` or `everyMs`.
+   * @param {string} schedule
+   * @param {{topic: string, record: NewRecord, cron?: string, everyMs?: number, timezone?: string, startsAt?: number|null, endsAt?: number|null, jitterMs?: number, paused?: boolean, overlap?: "allow"|"skip", catchUp?: "none"|"last"|"all"}} config
+   * @returns {Promise<ScheduleState & {created: boolean}>}
+   */
+  async putSchedule(schedule, config) {
+    const { record, ...rest } = checked("putSchedule", config)
+    const body = { ...wire(rest), record: wireRecords([record])[0] }
+    return this.#call("PUT", `/v0/schedules/${encodeURIComponent(schedule)}`, { body })
+  }
+
+  /**
+   * Return a schedule: its last and its next tick, and its last error.
+   * @param {string} schedule
+   * @returns {Promise<ScheduleState>}
+   */
+  schedule(schedule) {
+    return this.#call("GET", `/v0/schedules/${encodeURIComponent(schedule)}`)
+  }
+
+  /**
+   * List schedules by name.
+   * @param {{prefix?: string, topic?: string}} [options]
+   * @returns {AsyncGenerator<ScheduleState, void>}
+   */
+  schedules(options = {}) {
+    return this.#pages("/v0/schedules", "schedules", { ...checked("schedules", options), page_size: 1000 })
+  }
+
+  /**
+   * Remove a schedule. Records that it has appended stay. Return false if it did not exist.
+   * @param {string} schedule
+   * @returns {Promise<boolean>}
+   */
+  async dropSchedule(schedule) {
+    return (await this.#call("DELETE", `/v0/schedules/${encodeURIComponent(schedule)}`)).deleted
+  }
+
+  /**
+   * Append the record of a schedule now, and return its seq. The ticks go on as before.
+   * @param {string} schedule
+   * @returns {Promise<number>}
+   */
+  async runSchedule(schedule) {
+    return (await this.#call("POST", `/v0/schedules/${encodeURIComponent(schedule)}/run`)).seq
+  }
+
+  /**
+   * Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
+   * @param {string} schedule
+   * @param {{cron?: string, everyMs?: number, timezone?: string, startsAt?: number|null, endsAt?: number|null, after?: number}} [timing]
+   * @returns {Promise<{at: number, local: string}[]>}
+   */
+  async previewSchedule(schedule, timing = {}) {
+    const body = wire(checked("previewSchedule", timing))
+    return (await this.#call("POST", `/v0/schedules/${encodeURIComponent(schedule)}/preview`, { body })).times
   }
 
   // --- the server

@@ -302,6 +302,7 @@ class Settings:
     max_topics: int = _cap(100_000, "Maximum number of topics.")
     max_routers: int = _cap(10_000, "Maximum number of routers.")
     max_copies: int = _cap(10_000, "Maximum copies of one record, if routers share source and destination.")
+    max_schedules: int = _cap(10_000, "Maximum number of schedules.")
     max_consumers: int = _cap(1000, "Maximum number of named consumers per topic.")
     max_watch_sessions: int = _cap(10_000, "Maximum number of watch sessions.")
     max_sse_connections: int = _cap(10_000, "Maximum open event streams, WebSockets and scans.")

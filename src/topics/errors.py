@@ -18,6 +18,7 @@ class Code(StrEnum):
     NOT_FOUND = "not_found", 404, False
     TOPIC_NOT_FOUND = "topic_not_found", 404, False
     ROUTER_NOT_FOUND = "router_not_found", 404, False
+    SCHEDULE_NOT_FOUND = "schedule_not_found", 404, False
     CONSUMER_NOT_FOUND = "consumer_not_found", 404, False
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, False
     NOT_ACCEPTABLE = "not_acceptable", 406, False

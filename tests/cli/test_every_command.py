@@ -47,6 +47,12 @@ ROWS: dict[str, Row] = {
     "queue dead": Row("mail", "dead letters"),
     "queue redrive": Row("mail --yes", "dead letters"),
     "queue work": Row("work-WAY --until-empty -- cat", "finished 1 job"),
+    "schedule ls": Row("", "nightly"),
+    "schedule put": Row("made-WAY orders 1 --every 30m --jitter 1m", "created made-WAY"),
+    "schedule get": Row("nightly", "orders"),
+    "schedule rm": Row("old-WAY --yes", "removed old-WAY"),
+    "schedule run": Row("nightly", "seq"),
+    "schedule preview": Row("nightly --after 2026-01-01T00:00:00Z", "2026-01-01T02:30:00+01:00"),
     "router ls": Row("", "audit"),
     "router create": Row("made-WAY --from orders --to copies-WAY", "created made-WAY"),
     "router rm": Row("old-WAY --yes", "removed old-WAY"),
@@ -128,12 +134,15 @@ def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
     send("PUT", "topics/mail", {"type": "queue", "max_deliveries": 9, "dead_letter": "mail.dead"})
     append("mail", 9)
     send("PUT", "routers/audit", {"source": "orders", "dest": "orders.audit"})
+    nightly = {"topic": "orders", "record": {"data": 1}, "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    send("PUT", "schedules/nightly", nightly)
     send("PUT", "topics/orders/consumers/billing", {"seq": 1})
     cli.pipe("context", "add", "here", "--url", server.url)
     for way in ("pipe", "terminal"):
         append(f"old-{way}", 1)
         send("PUT", f"topics/work-{way}", {"type": "queue"})
         append(f"work-{way}", 1)
+        send("PUT", f"schedules/old-{way}", nightly)
         send("PUT", f"routers/old-{way}", {"source": "orders", "dest": f"copies-{way}"})
         send("PUT", f"topics/orders/consumers/old-{way}", {"seq": 1})
         cli.pipe("context", "add", f"old-{way}", "--url", server.url)

@@ -120,7 +120,7 @@ def test_unknown_option_prints_the_usage_of_its_command(home: Cli) -> None:
 
 
 def test_groups_and_contexts_show_examples_in_their_help(home: Cli) -> None:
-    for words in (("queue",), ("router",), ("consumer",), ("context",), ("context", "add")):
+    for words in (("queue",), ("router",), ("schedule",), ("consumer",), ("context",), ("context", "add")):
         assert f"examples:\n  topics {words[0]} " in home.pipe(*words, "--help").out.replace(
             "topics create", "topics queue"
         )

@@ -62,6 +62,7 @@ async def test_half_a_surrogate_pair_is_kept(topics: AsyncTopics, server: Server
     [
         (lambda t, n: t.topic(n), errors.TopicNotFound, 404),
         (lambda t, n: t.router(n), errors.RouterNotFound, 404),
+        (lambda t, n: t.schedule(n), errors.ScheduleNotFound, 404),
         (lambda t, n: t.put_topic(n, cap_records=-1), errors.InvalidRequest, 400),
         (lambda t, n: t.claim(n, node="w"), errors.TopicNotFound, 404),
     ],

@@ -217,7 +217,7 @@ class Grammar:
     def _path(self, route: Route) -> str:
         rolls = self.rolls
         path = route.path
-        for part in ("{topic}", "{router}", "{wid}"):
+        for part in ("{topic}", "{router}", "{schedule}", "{wid}"):
             name = self._name(0.85)
             if route.method == "DELETE" and name in LASTING:
                 name = "in.new"

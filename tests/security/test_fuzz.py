@@ -123,7 +123,8 @@ def seeds() -> list[bytes]:
 
 
 def path_of(route: Route, name: str) -> str:
-    return route.path.replace("{topic}", name).replace("{router}", name).replace("{wid}", "wid_" + "A" * 22)
+    path = route.path.replace("{topic}", name).replace("{router}", name).replace("{schedule}", name)
+    return path.replace("{wid}", "wid_" + "A" * 22)
 
 
 def body_of(route: Route) -> Any:

@@ -63,6 +63,14 @@ RULES: dict[str, Rule] = {
     "GET /v0/routers": Rule("read"),
     "DELETE /v0/routers/{router}": Rule("delete"),
     "POST /v0/routers/{router}/preview": Rule("read", lambda source: {"source": source}, 1),
+    "PUT /v0/schedules/{schedule}": Rule(
+        "admin", lambda topic: {"topic": topic, "record": {"data": 1}, "cron": "@yearly"}, 1
+    ),
+    "GET /v0/schedules/{schedule}": Rule("read"),
+    "GET /v0/schedules": Rule("read"),
+    "DELETE /v0/schedules/{schedule}": Rule("delete"),
+    "POST /v0/schedules/{schedule}/run": Rule("write"),
+    "POST /v0/schedules/{schedule}/preview": Rule("read", lambda: {"cron": "@yearly"}),
     "POST /v0/watch": Rule("read", lambda one, two: {"topics": {one: {}, two + ".two": {}}}, 2, query="?lenient=true"),
     "GET /v0/watch/{wid}": Rule(fields=STREAM),
     "GET /v0/ws": Rule(fields=SOCKET),
@@ -103,7 +111,8 @@ def rule_of(route: Route) -> Rule:
 
 
 def path_of(route: Route, name: str) -> str:
-    path = route.path.replace("{topic}", name).replace("{router}", name).replace("{wid}", "wid_" + "A" * 22)
+    path = route.path.replace("{topic}", name).replace("{router}", name).replace("{schedule}", name)
+    path = path.replace("{wid}", "wid_" + "A" * 22)
     path = path.replace("/parts/{file}", "/parts/dom.js").replace("/pages/{file}", "/pages/topics.js")
     return path.replace("{file}", "app.js").replace("{consumer}", "billing")
 
@@ -119,7 +128,7 @@ def ask(caller: Caller, route: Route, key: str | None, name: str, *body_names: s
 
 
 def takes_a_name(route: Route) -> bool:
-    return "{topic}" in route.path or "{router}" in route.path
+    return any(part in route.path for part in ("{topic}", "{router}", "{schedule}"))
 
 
 def routes(keep: Callable[[Route], bool] = lambda route: True) -> list[Any]:
@@ -150,7 +159,7 @@ def test_the_table_asks_for_the_scopes_that_the_contract_names():
 def test_every_part_of_a_path_that_is_a_variable_is_a_name_the_guard_checks_or_a_session():
     """A consumer belongs to its topic, whose name is in the same path."""
     parts = {part for route in ROUTES for part in route.path.split("/") if part.startswith("{")}
-    assert parts <= {"{topic}", "{router}", "{wid}", "{consumer}", "{file}"}
+    assert parts <= {"{topic}", "{router}", "{schedule}", "{wid}", "{consumer}", "{file}"}
     assert all("{topic}" in route.path for route in ROUTES if "{consumer}" in route.path)
     files = {route.path for route in ROUTES if "{file}" in route.path}
     assert all(path.startswith("/console/") for path in files), "files are open to anyone"

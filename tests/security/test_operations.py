@@ -68,6 +68,12 @@ SCOPES = {
     "list routers": "read",
     "drop router": "delete",
     "preview router": "read",
+    "put schedule": "admin",
+    "read schedule": "read",
+    "list schedules": "read",
+    "drop schedule": "delete",
+    "run schedule": "write",
+    "preview schedule": "read",
     "read samples": "read",
     "read own rights": "",
     "probe": "",
@@ -151,6 +157,14 @@ ESCAPES: dict[tuple[str, str, str], list[Ask]] = {
         lambda name: Http("POST", f"/v0/routers/in.from.{name}/preview", {}),
         lambda name: Http("POST", f"/v0/routers/in.to.{name}/preview", {}),
     ],
+    ("put schedule", "http", "topic"): [
+        lambda name: Http("PUT", "/v0/schedules/in.s", {"topic": name, "record": {"data": 1}, "cron": "@yearly"}),
+    ],
+    ("read schedule", "http", "topic of the schedule"): [lambda name: Http("GET", f"/v0/schedules/in.s.{name}")],
+    ("run schedule", "http", "topic of the schedule"): [lambda name: Http("POST", f"/v0/schedules/in.s.{name}/run")],
+    ("preview schedule", "http", "topic of the schedule"): [
+        lambda name: Http("POST", f"/v0/schedules/in.s.{name}/preview", {}),
+    ],
 }
 # Requests to a route whose body asks for more than the route does, by that operation.
 BODIES: dict[str, Ask] = {
@@ -213,6 +227,7 @@ def world(guarded: Caller) -> Iterator[World]:
             (f"/v0/topics/in.q.{name}", queue),
             (f"/v0/routers/in.from.{name}", {"source": name, "dest": f"in.copy.{name}"}),
             (f"/v0/routers/in.to.{name}", {"source": "in.from", "dest": f"{name}.copy"}),
+            (f"/v0/schedules/in.s.{name}", {"topic": name, "record": {"data": 1}, "cron": "@yearly"}),
         ):
             assert guarded.send("PUT", path, body, key=FULL).status == 201
     made = World(guarded)
@@ -296,8 +311,9 @@ def requests() -> Iterator[Any]:
 def _targeted(route: Any) -> Ask:
     def ask(name: str) -> Http:
         rule = rule_of(route)
-        path = route.path.replace("{topic}", f"{name}.target").replace("{router}", f"{name}.target") + rule.query
-        path = path.replace("{consumer}", "billing")
+        path = route.path.replace("{consumer}", "billing") + rule.query
+        for part in ("{topic}", "{router}", "{schedule}"):
+            path = path.replace(part, f"{name}.target")
         body = None if rule.body is None else rule.body(*[INSIDE] * rule.body_names)
         return Http(route.method, path, body)
 

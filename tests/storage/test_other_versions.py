@@ -166,7 +166,7 @@ def fingerprint() -> str:
     structs += [Terms, SavedLeases]
     entries = sorted((kind.entry for kind in KINDS if kind.entry is not entry.Append), key=lambda kind: kind.kind)
     structs += entries
-    parts = [part.name for part in snapshot_parts.TOPIC_PARTS] + [snapshot_parts.ROUTERS]
+    parts = [part.name for part in snapshot_parts.TOPIC_PARTS] + [snapshot_parts.ROUTERS, snapshot_parts.SCHEDULES]
     fields = [[name, str(kind)] for one in structs for name, kind in _schema(one).items()]
     found = [[repr(kind) for kind in kinds], sorted(parts), [kind.kind for kind in entries], fields]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]

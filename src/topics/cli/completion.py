@@ -136,14 +136,14 @@ def _arguments(parser: argparse.ArgumentParser, before: list[str], current: str)
 
 
 def _names(kind: str, options: Mapping[str, str]) -> list[str]:
-    """Return the topics, queues, routers or contexts. Empty if the server does not answer: a shell shows no errors."""
+    """Return names of that kind. Empty if the server does not answer: a shell shows no errors."""
     try:
         if kind == "contexts":
             return list(target.load_contexts(os.environ).by_name)
         args = argparse.Namespace(**{name: options.get(name) for name in ("url", "context", "token", "token_file")})
         with Server(target.resolve(args, os.environ), timeout_s=TIMEOUT_S) as server:
-            if kind == "routers":
-                return [row["router"] for row in server.json(get("/v0/routers", page_size=MAX_NAMES))["routers"]]
+            if kind in ("routers", "schedules"):
+                return [row[kind[:-1]] for row in server.json(get(f"/v0/{kind}", page_size=MAX_NAMES))[kind]]
             rows = server.json(get("/v0/topics", page_size=MAX_NAMES))["topics"]
     except (Failure, TopicsError, OSError):
         return []

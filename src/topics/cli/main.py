@@ -22,7 +22,8 @@ COMMON_OPTIONS = {
     "--url": True, "-c": True, "--context": True, "--token-file": True, "--token": True,
     "--json": False, "--curl": False,
 }  # fmt: skip
-HAS_COMMANDS = ("queue", "router", "consumer", "replica", "pipeline")  # and their commands take these options
+# Their commands take these options.
+HAS_COMMANDS = ("queue", "schedule", "router", "consumer", "replica", "pipeline")
 VERSION_FLAGS = ("-V", "--version", "version")
 
 

@@ -41,8 +41,9 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("watch", "data.read", "follow many topics at once"),
         Row("delete", "data.topics", "delete records by tag or seq"),
     ),
-    "Queues, routers, consumers": (
+    "Queues, schedules, routers, consumers": (
         Row("queue", "queues.commands", "work with queues: claim, finish, return and inspect jobs"),
+        Row("schedule", "schedules", "append a record at certain times"),
         Row("router", "routers", "copy the records of one topic into another"),
         Row("consumer", "consumers", "list, set and remove the positions of named consumers"),
     ),
@@ -86,6 +87,7 @@ ALSO_KNOWN_AS = {
     "doctor": "status health check diagnose",
     "queue": "queues job jobs work claim worker",
     "router": "routers route mirror",
+    "schedule": "schedules cron crontab timer every",
     "consumer": "consumers group groups lag",
     "context": "contexts login profile profiles",
 }

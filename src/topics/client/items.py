@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.model import wire
+from topics.model.schedule import CatchUp, Overlap
 from topics.model.topic import ArchiveConfig, Discard, Durability, Rate, RetryPolicy, TopicConfig, TopicType
 
 _decode = msgspec.json.decode
@@ -241,6 +242,21 @@ class Config(TypedDict, total=False):
     paused: bool
     defaults: Literal["contract", "safe"]
     archive: ArchiveConfig | None
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """Settings of a schedule. One that is left out has its default. `after` is for a preview."""
+
+    cron: str
+    every_ms: int
+    timezone: str
+    starts_at: int | None
+    ends_at: int | None
+    jitter_ms: int
+    paused: bool
+    overlap: Overlap
+    catch_up: CatchUp
+    after: int
 
 
 def decode_records(decoder: msgspec.json.Decoder[T], body: bytes, fields: Sequence[str] = ("json", "raw_meta")) -> T:

@@ -20,6 +20,7 @@ from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopi
 from topics.engine.queue.verbs import Queues
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
+from topics.engine.schedules.verbs import Schedules
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
@@ -69,6 +70,7 @@ class Engine:
         self.saver: Callable[[Topic, Callable[[Exception | None], None]], None] | None = None  # `Store.when_saved`
         self.queues = Queues(staging)
         self.routers = Routers(staging)
+        self.schedules = Schedules(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         appends = Appends(staging)
@@ -91,6 +93,7 @@ class Engine:
         if backlog:
             self.await_replay(backlog)
         self.routers.attach()
+        self.schedules.attach()
 
     def await_replay(self, backlog: Backlog) -> None:
         """Serve a state of which some records still wait to be replayed: a topic is replayed when it is asked for."""

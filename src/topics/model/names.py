@@ -1,4 +1,4 @@
-"""Names of topics, routers and consumers: a fixed set of characters, compared byte by byte, never used as a path."""
+"""Names of topics, routers, schedules and consumers: some characters, compared byte by byte, never used as a path."""
 
 import re
 from functools import partial
@@ -23,4 +23,5 @@ def check_topic(name: str, *, field: str = "topic", kind: str = "topic") -> str:
 
 
 check_consumer = partial(check_topic, field="consumer", kind="consumer")
+check_schedule = partial(check_topic, field="schedule", kind="schedule")
 check_router = partial(check_topic, field="router", kind="router")

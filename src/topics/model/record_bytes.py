@@ -19,7 +19,7 @@ from __future__ import annotations
 from operator import add
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, UnsetType
 
 encode_json = msgspec.json.encode
 
@@ -53,6 +53,12 @@ def key_part(key: str | None) -> bytes:
 def as_field(part: bytes) -> bytes:
     """Return a tag part or a key part as a field for `as_object` and `with_fields`."""
     return part[1:] + b"," if part else b""
+
+
+def with_members(meta: Raw | UnsetType, members: bytes) -> Raw:
+    """Return a meta with more members. They are JSON text, and not in it yet."""
+    text = b"{}" if isinstance(meta, UnsetType) else bytes(meta).rstrip()
+    return Raw(b"%b%b%b}" % (text[:-1], b"," if text[1:-1].strip() else b"", members))
 
 
 def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> bytes:

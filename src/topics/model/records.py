@@ -204,6 +204,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_topics: int = 100_000
     max_routers: int = 10_000
     max_copies: int = 10_000
+    max_schedules: int = 10_000
     max_total_bytes: int = 0
     max_idempotency_keys: int = 1_000_000
     max_consumers: int = 1000

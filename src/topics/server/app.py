@@ -28,6 +28,7 @@ from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.replication import ReplicaService, address_of
 from topics.server.loop.runtime import Runtime, Ticker
 from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
+from topics.server.loop.scheduling import Scheduling
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage, open_directory
@@ -50,6 +51,7 @@ class TopicsApp:
 
     services: Services
     forwarding: Forwarding
+    scheduling: Scheduling  # not of a standby
     upkeep: Upkeep
 
     def __init__(self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
@@ -158,6 +160,8 @@ class TopicsApp:
         engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
+        if standby is None:
+            self.scheduling = Scheduling(runtime)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
         slices = Slices(runtime, self.clock, budget, self.holds)
         dispatcher = Dispatcher(runtime, throttle, budget)
@@ -208,6 +212,8 @@ class TopicsApp:
             sampler.end()
         self.upkeep.end()
         self.forwarding.stop()
+        if services.standby is None:
+            self.scheduling.stop()
         services.engine.flush()
         try:
             if services.storage is not None:

@@ -78,7 +78,9 @@ test("an option that a method does not have is an error", async () => {
     () => topics.watch([topic], bad).next(), () => topics.claim(topic, bad), () => topics.ack(topic, bad), () => topics.nack(topic, bad),
     () => topics.extend(topic, bad), async () => topics.listJobs(topic, bad), () => topics.redrive(topic, bad), () => topics.jobs(topic, bad).next(),
     () => topics.pushedJobs(topic, bad).next(), () => topics.work(topic, () => {}, bad), () => topics.putRouter("a", bad),
-    async () => topics.routers(bad), () => topics.previewRouter("a", bad), () => topics.samples(bad), () => topics.connect(bad),
+    async () => topics.routers(bad), () => topics.previewRouter("a", bad), () => topics.putSchedule("a", bad),
+    () => topics.putSchedule("a", { topic: "a", record: { data: 1, ...bad } }), async () => topics.schedules(bad), () => topics.previewSchedule("a", bad),
+    () => topics.samples(bad), () => topics.connect(bad),
     ...(socket ? [() => socket.publish(topic, [], bad), () => socket.subscribe(topic, bad), () => socket.commit(topic, 1, bad)] : []),
   ]
   for (const call of calls) await assert.rejects(call, /there is no option "noSuchThing"; the options are/, String(call))
@@ -108,6 +110,7 @@ test("each code is its own class", async () => {
     return true
   })
   await assert.rejects(topics.router(name()), client.RouterNotFound)
+  await assert.rejects(topics.schedule(name()), client.ScheduleNotFound)
   await assert.rejects(topics.putTopic(name(), { capRecords: -1 }), client.InvalidRequest)
   const nowhere = new Topics("http://127.0.0.1:9", { retries: 0 })
   await assert.rejects(nowhere.health(), client.Unreachable)
@@ -452,6 +455,22 @@ test("an answer that is cut in its body is asked for again", async () => {
     },
   })
   assert.equal((await cutting.diff(topic)).records.length, 1)
+})
+
+test("schedules are complete", async () => {
+  const topic = name()
+  await topics.putTopic(topic)
+  const config = { topic, record: { data: { do: "report" }, tag: "t" }, cron: "30 2 * * *", timezone: "Europe/Berlin", catchUp: "last" }
+  assert.equal((await topics.putSchedule(topic, config)).created, true)
+  assert.equal((await topics.putSchedule(topic, config)).created, false)
+  assert.deepEqual((await topics.schedule(topic)).record, { data: { do: "report" }, tag: "t" })
+  assert.deepEqual((await take(topics.schedules({ topic }), 1)).map((s) => s.schedule), [topic])
+  assert.equal((await topics.previewSchedule(topic)).length, 10)
+  const ticks = await topics.previewSchedule(topic, { everyMs: 5000, after: 1000 })
+  assert.deepEqual(ticks[0], { at: 6000, local: "1970-01-01T00:00:06+00:00" })
+  assert.equal(await topics.runSchedule(topic), 1)
+  assert.deepEqual((await topics.diff(topic)).records.map((r) => [r.data, r.tag]), [[{ do: "report" }, "t"]])
+  assert.equal(await topics.dropSchedule(topic), true)
 })
 
 test("routers, deletes and the server are complete", async () => {

@@ -57,11 +57,12 @@ def _is_piped(args: Args) -> bool:
 
 def _record(text: str, args: Args) -> bytes:
     """Return an encoded record. JSON is sent as it was typed: the server keeps `1.0` and the order of members."""
-    encoded = json_text(text) if args.text else _value(text)
-    return as_record(encoded, defaults(args)) if args.records else encode({"data": Raw(encoded), **defaults(args)})
+    encoded = json_text(text) if args.text else json_value(text)
+    common = _common(args)
+    return as_record(encoded, common) if args.records else encode({"data": Raw(encoded), **common})
 
 
-def _value(text: str) -> bytes:
+def json_value(text: str) -> bytes:
     """Return the text of a JSON value. Text that does not look like JSON becomes a string."""
     try:
         json.loads(text, parse_constant=_no_constant)
@@ -87,6 +88,15 @@ def _object(text: str) -> Raw:
     return Raw(text.encode())
 
 
+RECORD_OPTIONS = (
+    option("--tag TAG", "tag of the records"),
+    option("--meta JSON", "an object with metadata", type=_object),
+    option("--priority 0-9", "queues: higher priorities come first", type=parse_count),
+    option("--delay DURATION", "queues: not before this time has passed"),
+    option("--record-key KEY", "queues deliver jobs of one key in order, one at a time"),
+)
+
+
 def _curl_notes(args: Args, curl: Curl) -> list[str]:
     notes = ["The request has an idempotency_key: if you run it twice, the records are stored once."]
     if _is_piped(args):
@@ -104,13 +114,9 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         ),
         option("--text", "take every DATA as a string, also if it is JSON"),
         option("--records", "every value is a whole record, with data, tag, node and meta, as `topics read` prints it"),
-        option("--tag TAG", "tag of the records"),
         option("--node NODE", "name of the writer"),
-        option("--meta JSON", "an object with metadata", type=_object),
         option("--key KEY", "idempotency key: the same key is stored once"),
-        option("--priority 0-9", "queues: higher priorities come first", type=parse_count),
-        option("--delay DURATION", "queues: not before this time has passed"),
-        option("--record-key KEY", "queues deliver jobs of one key in order, one at a time"),
+        *RECORD_OPTIONS,
         option("--unique KEY", "queues: append nothing while a job with this key is pending"),
         option("--unique-for DURATION", "queues: or for this time"),
         option("--no-create", "fail if the topic does not exist"),
@@ -147,7 +153,7 @@ def _note_files(call: Call) -> None:
     if call.args.text or call.args.records:
         return
     for text in call.args.data:
-        if os.path.isfile(text) and _value(text)[:1] == b'"':
+        if os.path.isfile(text) and json_value(text)[:1] == b'"':
             lines = f"topics append {shlex.quote(call.args.topic)} - < {shlex.quote(text)}"
             call.screen.note(f"appended the text {text!r}; to append the lines of the file: {lines}", "yellow")
 
@@ -163,10 +169,13 @@ def write(args: Args, records: bytes, *, key: str | None) -> Request:
 
 
 def defaults(args: Args) -> dict[str, Any]:
-    """Return the fields that the options give to every record."""
+    """Return the fields that `RECORD_OPTIONS` give to every record."""
+    return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay, key=args.record_key)
+
+
+def _common(args: Args) -> dict[str, Any]:
     unique = None if args.unique is None else {"key": args.unique, "for": args.unique_for or "pending"}
-    fields = given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
-    return {**fields, **given(key=args.record_key, unique=unique)}
+    return {**defaults(args), **given(unique=unique)}
 
 
 def as_record(text: bytes, common: dict[str, Any]) -> bytes:
@@ -281,7 +290,7 @@ def _append_lines(call: Call) -> None:
 
 def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:
     """Yield the writes for the lines of standard input. `before_wait` is called when the pipe is empty."""
-    common, base = defaults(args), args.key or os.urandom(8).hex()
+    common, base = _common(args), args.key or os.urandom(8).hex()
     for number, batch in enumerate(_batches(args, before_wait, exact=args.key is not None), start=1):
         if args.records:
             records: list[Any] = [Raw(as_record(bytes(value), common)) for value in batch]

@@ -21,6 +21,7 @@ NEXT_STEPS: dict[str, str] = {
     "`topics context add NAME --url URL --token-file FILE`",
     Code.FORBIDDEN: "use a key with the scope and prefix that the message names",
     Code.TOPIC_NOT_FOUND: "`topics ls` lists the topics, and `topics create` creates one",
+    Code.SCHEDULE_NOT_FOUND: "`topics schedule ls` lists the schedules",
     Code.ROUTER_NOT_FOUND: "`topics router ls` lists the routers",
     Code.CONSUMER_NOT_FOUND: "`topics consumer ls` lists the consumers",
     Code.NOT_A_QUEUE: "`topics queue ls` lists the queues; `topics create NAME --type queue` creates one",

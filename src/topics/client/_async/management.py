@@ -1,17 +1,28 @@
-"""Calls for topics, named consumers and routers, and for the server itself."""
+"""Calls for topics, named consumers, routers and schedules, and for the server itself."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from topics.client.call import PAGE_ROWS, ListPage, Request, consumer_path, given, router_path, topic_path, with_query
+from topics.client.call import (
+    PAGE_ROWS,
+    ListPage,
+    Request,
+    consumer_path,
+    given,
+    router_path,
+    schedule_path,
+    topic_path,
+    with_query,
+)
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
-from topics.client.items import Config, Match, TopicPut, TopicState
+from topics.client.items import Config, Match, ScheduleOptions, TopicPut, TopicState
 from topics.model import consumer as consuming
 from topics.model import inspection, wire
 from topics.model import router as routing
+from topics.model import schedule as scheduling
 
 if TYPE_CHECKING:  # httpx: `Client`, which has its own connection, needs none
     from topics.client._async.transport import AsyncTransport
@@ -37,7 +48,7 @@ class AsyncCalls:
 
 
 class AsyncManagementCalls(AsyncCalls):
-    """Create, inspect, list and delete topics, consumers and routers, and ask the server how it is."""
+    """Create, inspect, list and delete topics, consumers, routers and schedules, and ask the server how it is."""
 
     # --- topics
 
@@ -268,6 +279,61 @@ class AsyncManagementCalls(AsyncCalls):
         """
         body = {"from_seq": from_seq, **given(source=source, filter=filter, from_ts=from_ts)}
         return await self._http.call("POST", router_path(name, "preview"), routing.PreviewAnswer, body=body)
+
+    # --- schedules, which append a record at certain times
+
+    async def put_schedule(
+        self, name: str, *, topic: str, record: Mapping[str, Any], **options: Unpack[ScheduleOptions]
+    ) -> scheduling.SchedulePutAnswer:
+        """Create a schedule, or change it: `record` is appended to `topic` at each tick. Raises `TopicNotFound`.
+
+        await topics.put_schedule("nightly", topic="jobs", record={"data": {"do": "report"}},
+                                  cron="30 2 * * *", timezone="Europe/Berlin")
+        """
+        body = {"topic": topic, "record": record, **options}
+        return await self._http.call("PUT", schedule_path(name), scheduling.SchedulePutAnswer, body=body)
+
+    async def schedule(self, name: str) -> scheduling.ScheduleAnswer:
+        """Return a schedule: its last and its next tick, and its last error. Raises `ScheduleNotFound`.
+
+        print((await topics.schedule("nightly")).next_at)
+        """
+        return await self._http.call("GET", schedule_path(name), scheduling.ScheduleAnswer)
+
+    async def schedules(
+        self, *, prefix: str | None = None, topic: str | None = None
+    ) -> AsyncIterator[scheduling.ScheduleState]:
+        """Yield schedules by name.
+
+        async for row in topics.schedules(topic="jobs"):
+            print(row.schedule, row.next_at)
+        """
+        async for page in self._pages("/v0/schedules", scheduling.ScheduleList, prefix=prefix, topic=topic):
+            for row in page.schedules:
+                yield row
+
+    async def drop_schedule(self, name: str) -> bool:
+        """Remove a schedule. Records that it has appended stay. Return False if it did not exist.
+
+        await topics.drop_schedule("nightly")
+        """
+        return (await self._http.call("DELETE", schedule_path(name), scheduling.ScheduleDropped)).deleted
+
+    async def run_schedule(self, name: str) -> int:
+        """Append the record of a schedule now, and return its seq. The ticks go on as before.
+
+        seq = await topics.run_schedule("nightly")
+        """
+        return (await self._http.call("POST", schedule_path(name, "run"), scheduling.ScheduleRun)).seq
+
+    async def preview_schedule(self, name: str, **timing: Unpack[ScheduleOptions]) -> list[scheduling.TickTime]:
+        """Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
+
+        for tick in await topics.preview_schedule("nightly", cron="@hourly"):
+            print(tick.local)
+        """
+        path = schedule_path(name, "preview")
+        return (await self._http.call("POST", path, scheduling.SchedulePreview, body=timing)).times
 
     # --- the server
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from topics import logs
 from topics.engine import retention
 from topics.engine.routers.graph import table_of
+from topics.engine.schedules import schedule_log
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -42,6 +43,8 @@ def load_topics(
         state.names.rebuild(state.by_name)
         if snapshot_parts.ROUTERS in snapshot.extra:
             table_of(state).load(snapshot.extra[snapshot_parts.ROUTERS])
+        if snapshot_parts.SCHEDULES in snapshot.extra:
+            schedule_log.load(state, snapshot.extra[snapshot_parts.SCHEDULES])
     return snapshot
 
 

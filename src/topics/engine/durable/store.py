@@ -20,6 +20,7 @@ from topics.clock import Clock
 from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
+from topics.engine.schedules import schedule_log
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Capture, Frozen, SavedTail
 from topics.engine.state.topic import Topic
@@ -238,7 +239,10 @@ class Store:
         )
         if self.follows:  # a start reports what the writer may have acknowledged besides
             head.extra[snap.FAILOVER] = msgspec.Raw(msgspec.msgpack.encode(self._clock.now_ms()))
-        routers = None if self.state.routers is None else self.state.routers.save()
+        tables = {
+            snapshot_parts.ROUTERS: None if self.state.routers is None else self.state.routers.save(),
+            snapshot_parts.SCHEDULES: schedule_log.save(self.state),
+        }
         retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:
             self.commits.before_change = capture.before_change
@@ -254,12 +258,12 @@ class Store:
             if error is not None:
                 self._failed(error, retired, done)
             else:
-                self._write_snapshot(head, routers, capture, list(notes), retired, done)
+                self._write_snapshot(head, tables, capture, list(notes), retired, done)
 
         self._run(capture.steps(), captured)
 
     def _write_snapshot(
-        self, head: snap.Snapshot, routers: Callable[[], Iterable[bytes]] | None, capture: Capture,
+        self, head: snap.Snapshot, tables: dict[str, Callable[[], Iterable[bytes]] | None], capture: Capture,
         notes: list[bytes], retired: list[str], done: Done,
     ) -> None:  # fmt: skip
         sealed: list[Sealed] = []
@@ -268,8 +272,9 @@ class Store:
 
         def work() -> None:
             number, worker = head.wal_number, self._worker
-            if routers is not None:
-                head.extra[snapshot_parts.ROUTERS] = msgspec.Raw(b"".join(rested(worker, routers())))
+            for name, encode in tables.items():
+                if encode is not None:
+                    head.extra[name] = msgspec.Raw(b"".join(rested(worker, encode())))
             for one in rested(worker, capture):
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)

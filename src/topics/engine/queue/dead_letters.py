@@ -85,9 +85,7 @@ def stamp(meta: Raw | UnsetType, source: str, job: Job, reasons: tuple[Reason, .
     if reasons:
         last, history = encode_json(reasons[-1].reason), encode_json(reasons)
         stamps += b',"%b":%b,"%b":%b' % (STAMP_REASON.encode(), last, STAMP_HISTORY.encode(), history)
-    meta = unstamp(meta)
-    text = b"{}" if isinstance(meta, UnsetType) else bytes(meta).rstrip()
-    return Raw(b"%b%b%b}" % (text[:-1], b"," if text[1:-1].strip() else b"", stamps))
+    return record_bytes.with_members(unstamp(meta), stamps)
 
 
 def unstamp(meta: Raw | UnsetType) -> Raw | UnsetType:

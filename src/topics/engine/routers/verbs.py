@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 from topics.engine import retention
 from topics.engine.routers import replay
@@ -36,8 +35,6 @@ from topics.storage.log import entry as entries
 from topics.storage.log.entry import Create
 from topics.storage.log.router_entry import RouterDrop, RouterPut
 from topics.storage.segments.segment import Segment
-
-ROUTERS_PER_STEP = 100  # of a list; one takes about 4 µs
 
 
 class Routers:
@@ -146,44 +143,12 @@ class Routers:
             raise router_not_found(name)
         return router
 
-    def page(
-        self,
-        *,
-        prefix: str,
-        source: str | None,
-        dest: str | None,
-        after: str,
-        limit: int,
-        prefixes: tuple[str, ...],
-        allowed: Callable[[Router], bool],
-    ) -> Steps[tuple[list[Router], bool]]:
-        """Return routers by name behind `after`, and whether there are more: of those that `prefixes` cover and
-        `allowed` accepts.
-
-        Looks at the routers of the page, and at those that a filter leaves out, `ROUTERS_PER_STEP` in a step. Routers
-        that are created or deleted between two steps may be on the page or not.
-        """
-        table, around = self.table, dest if source is None else source
-        index = table.names
-        if around is not None:  # only the routers of this topic can be on the page
-            topic = self._staging.topics.get(around)
-            index = NameIndex([] if topic is None else [router.name for router in table.around(topic)])
-        page: list[Router] = []
-        # Bound: each round looks at names behind those of the round before.
-        while names := list(islice(index.visible(prefixes, prefix=prefix, after=after), ROUTERS_PER_STEP)):
-            after = names[-1]
-            page += [
-                router
-                for name in names
-                if (router := table.by_name.get(name)) is not None
-                and (source is None or router.edge.source.name == source)
-                and (dest is None or router.edge.dest.name == dest)
-                and allowed(router)
-            ]
-            if len(page) > limit:
-                break
-            yield None
-        return page[:limit], len(page) > limit
+    def names(self, around: str | None) -> NameIndex:
+        """Return the names of all routers, or of those from and to a topic."""
+        if around is None:
+            return self.table.names
+        topic = self._staging.topics.get(around)
+        return NameIndex([] if topic is None else [router.name for router in self.table.around(topic)])
 
     def expire_and_preview(
         self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None

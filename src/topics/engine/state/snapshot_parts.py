@@ -85,12 +85,12 @@ class Part(NamedTuple):
 _NO_EXTRA: dict[str, msgspec.Raw] = {}
 
 TOPIC_PARTS: list[Part] = []
-ROUTERS = "routers"  # in `Snapshot.extra`: all routers, see `routers.graph`
+ROUTERS, SCHEDULES = "routers", "schedules"  # in `Snapshot.extra`: all of them, see `routers.graph`, `schedule_log`
 
 
 def check_known(snapshot: snap.Snapshot) -> None:
     """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
-    known = {ROUTERS, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
+    known = {ROUTERS, SCHEDULES, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
     of_topics = {part.name for part in TOPIC_PARTS}
     unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
     if unknown:

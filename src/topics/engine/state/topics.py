@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic, Totals
+from topics.model.schedule import Schedule
 from topics.model.topic import TopicConfig
 from topics.storage.log.ledger import Ledger
 from topics.storage.segments.segment import MemorySegment
@@ -46,6 +47,8 @@ class State:
         self.created: list[Callable[[Topic], None]] = []  # called with every new topic
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
         self.routers: Any = None  # `routers.graph.Table`, see `table_of`
+        self.schedules: dict[str, Schedule] = {}
+        self.schedule_names = NameIndex()
         self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
         self.left_ephemeral: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
         self.needed_snapshots = 0  # how many changes of class promised more than the log has, see `apply.promises_more`

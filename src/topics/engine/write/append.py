@@ -112,7 +112,7 @@ class Appends:
             entry = self._entry(blob, topic.topic_id, first, ts)
         config = topic.config
         if entry.extras is not None:
-            _check_terms(config, request, entry)
+            check_terms(config, request, entry)
         if config.cap_bytes or config.cap_records or limits.max_total_bytes:
             staging.check_room(config, topic, entry, now)
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
@@ -159,7 +159,7 @@ class Appends:
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
         entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
-        _check_terms(config, request, entry)
+        check_terms(config, request, entry)
         staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
         entry.topic_id = create.topic_id
@@ -269,7 +269,7 @@ def _twin(topic: Topic, write: Remembered | None, name: Name) -> Ticket | None:
     return twin
 
 
-def _check_terms(config: TopicConfig, request: WriteRequest, entry: entries.Append) -> None:
+def check_terms(config: TopicConfig, request: WriteRequest, entry: entries.Append) -> None:
     """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
     if entry.extras is not None and config.type != "queue":
         for record in request.records:

@@ -28,7 +28,7 @@ class Caller:
 
     name: str  # for counters and logs; never the secret
     scopes: Scope = ALL
-    prefixes: tuple[str, ...] = ()  # of topic and router names; empty means all names
+    prefixes: tuple[str, ...] = ()  # of topic, router and schedule names; empty means all names
     counted: bool = False  # true for a key: its requests and streams are counted and capped
     streams: int = 0  # open event streams and WebSockets
     inflight: int = 0  # requests that are being answered
@@ -80,7 +80,7 @@ def authorise(engine: Engine, caller: Caller, operation: Operation, *targets: st
 def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
     if not caller.may_use(name):
         if secret:
-            raise TopicsError(Code.FORBIDDEN, "the prefixes of the key do not cover the topics of this router")
+            raise TopicsError(Code.FORBIDDEN, "the prefixes of the key do not cover the topics that this uses")
         raise TopicsError(Code.FORBIDDEN, f"the prefixes of the key do not cover {name[:64]!r}", detail={"name": name})
 
 

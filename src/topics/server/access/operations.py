@@ -47,8 +47,8 @@ OPERATIONS: list[Operation] = []
 class Operation(Struct, frozen=True, eq=False):
     name: str
     scope: Scope = Scope.NONE  # scopes that the key must have, all of them
-    # Names besides the target (the topic or router in the path) that the prefixes of the key must cover, by their
-    # source: a field of the request, or the state. Called with the engine, the target and the decoded request.
+    # Names besides the target (the topic, router or schedule in the path) that the prefixes of the key must cover, by
+    # their source: a field of the request, or the state. Called with the engine, the target and the decoded request.
     names: Mapping[str, NamesIn] = {}
     effects: Effects | None = None  # whether a GET changes anything, by its query string; `api/guard.py` protects it
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
@@ -96,6 +96,11 @@ def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
 def router_names(router: Router) -> tuple[str, ...]:
     """Return all names that a key must be allowed to use to see the router in a list."""
     return router.name, router.edge.source.name, router.edge.dest.name
+
+
+def _schedule_topic(engine: Engine, target: str, _: Any) -> Iterable[str]:
+    one = engine.state.schedules.get(target)
+    return () if one is None else (one.config.topic,)
 
 
 def _touches(*, default: bool) -> Effects:
@@ -176,6 +181,14 @@ PREVIEW_ROUTER = Operation(
     },
     secret_names=True,
 )
+
+PUT_SCHEDULE = Operation("put schedule", Scope.ADMIN, names={"topic": lambda _, __, wanted: (wanted.topic,)})
+_OF_SCHEDULE: Mapping[str, NamesIn] = {"topic of the schedule": _schedule_topic}
+READ_SCHEDULE = Operation("read schedule", Scope.READ, names=_OF_SCHEDULE, secret_names=True)
+LIST_SCHEDULES = Operation("list schedules", Scope.READ)
+DROP_SCHEDULE = Operation("drop schedule", Scope.DELETE)
+RUN_SCHEDULE = Operation("run schedule", Scope.WRITE, names=_OF_SCHEDULE, secret_names=True)
+PREVIEW_SCHEDULE = Operation("preview schedule", Scope.READ, names=_OF_SCHEDULE, secret_names=True)
 
 PROBE = Operation("probe")
 READ_METRICS = Operation("read metrics", Scope.READ)

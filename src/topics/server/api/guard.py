@@ -22,7 +22,7 @@ from topics.server.http.request import query_string
 from topics.server.limits.budget import SMALL_BYTES
 
 BEARER = b"bearer "
-NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key must cover
+NAME_PARTS = ("topic", "router", "schedule")  # path parameters that the prefixes of a key must cover
 
 
 class Guard:

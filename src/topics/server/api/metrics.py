@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
 from itertools import chain, islice
@@ -20,6 +20,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
 from topics.logs import ERRORS
+from topics.model.schedule import Schedule
 from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
@@ -94,6 +95,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _archives(services, prefixes),
         _consumers(services, prefixes),
         _routers(services, prefixes),
+        _schedules(services, prefixes),
     )
     rows = []
     for row in chain.from_iterable(parts):
@@ -137,6 +139,7 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
         [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
     )  # fmt: skip
     yield _one("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
+    yield _one("topics_schedules", "Schedules.", len(state.schedules))
     yield _one("topics_records_live", "Records that readers can still get.", state.totals.records)
     yield _one("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
     yield Metric(
@@ -411,22 +414,41 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric
 
 
 def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
-    """Routers whose names, and those of their topics, the prefixes cover."""
-    table, most = services.engine.routers.table, _max_named(services)
-    seen: list[Router] = []
-    for names in _pages(table.names, prefixes, len(table.by_name)):
-        if len(seen) >= most:
-            break
-        some = map(table.by_name.__getitem__, names)
-        seen += [one for one in some if not prefixes or all(name.startswith(prefixes) for name in router_names(one))]
-        yield None
+    table = services.engine.routers.table
     columns: list[ColumnOf[Router]] = [
         ("topics_router_forwarded_total", "Copies made per router.", lambda router: router.forwarded_total),
         ("topics_router_cursor", "Seq of the source up to which a router has come.", lambda router: router.cursor),
         ("topics_router_lag", "Records of the source that a router has not processed yet.", lambda router: router.lag),
         ("topics_router_held", "1 while it has a last_error.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
-    yield from _columns("router", seen[:most], columns)
+    return _named(services, "router", prefixes, table.names, table.by_name, router_names, columns)
+
+
+def _schedules(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
+    schedules, state = services.engine.schedules, services.engine.state
+    columns: list[ColumnOf[Schedule]] = [
+        ("topics_schedule_last_seconds", "Unix time of the last tick that appended.", lambda one: one.last_ms / 1000),
+        ("topics_schedule_next_seconds", "Unix time of the next tick; 0 if there is none.",
+         lambda one: (schedules.next_at(one) or 0) / 1000),
+        ("topics_schedule_failures_total", "Ticks that failed.", lambda one: schedules.standing(one.name).failures),
+    ]  # fmt: skip
+    names = state.schedule_names
+    return _named(services, "schedule", prefixes, names, state.schedules, lambda one: (one.config.topic,), columns)
+
+
+def _named(
+    services: Services, label: str, prefixes: tuple[str, ...], names: NameIndex, rows: Mapping[str, Row],
+    names_of: Callable[[Row], tuple[str, ...]], columns: list[ColumnOf[Row]],
+) -> Iterator[Metric | None]:  # fmt: skip
+    """Yield a metric per column, for the rows whose names, and those of their topics, the prefixes cover."""
+    seen, most = list[Row](), _max_named(services)
+    for some in _pages(names, prefixes, len(rows)):
+        if len(seen) >= most:
+            break
+        found = map(rows.__getitem__, some)
+        seen += [one for one in found if not prefixes or all(name.startswith(prefixes) for name in names_of(one))]
+        yield None
+    yield from _columns(label, seen[:most], columns)
 
 
 def _one(name: str, help: str, value: float) -> Metric:

@@ -1,11 +1,11 @@
 """The rows of the route table. `tools/docs/openapi_operations.json` has their texts, by handler."""
 
-from topics.model import consumer, inspection, queue, router, wire
+from topics.model import consumer, inspection, queue, router, schedule, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api.handlers import assets, consumers, diff, queues, records, routers, topics, watch
+from topics.server.api.handlers import assets, consumers, diff, queues, records, routers, schedules, topics, watch
 from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request
@@ -133,6 +133,30 @@ ROUTES = [
     Route(
         "POST", "/v0/routers/{router}/preview", routers.preview_router, operations.PREVIEW_ROUTER,
         body=router.PreviewRequest, answers={200: router.PreviewAnswer},
+    ),
+    Route(
+        "PUT", "/v0/schedules/{schedule}", schedules.put_schedule, operations.PUT_SCHEDULE,
+        body=schedule.ScheduleRequest, answers={200: schedule.SchedulePutAnswer, 201: schedule.SchedulePutAnswer},
+    ),
+    Route(
+        "GET", "/v0/schedules/{schedule}", schedules.get_schedule, operations.READ_SCHEDULE,
+        answers={200: schedule.ScheduleAnswer},
+    ),
+    Route(
+        "GET", "/v0/schedules", schedules.list_schedules, operations.LIST_SCHEDULES,
+        answers={200: schedule.ScheduleList}, query=(Parameter("prefix", str), Parameter("topic", str), *_PAGE),
+    ),
+    Route(
+        "DELETE", "/v0/schedules/{schedule}", schedules.drop_schedule, operations.DROP_SCHEDULE,
+        answers={200: schedule.ScheduleDropped},
+    ),
+    Route(
+        "POST", "/v0/schedules/{schedule}/run", schedules.run_schedule, operations.RUN_SCHEDULE,
+        answers={200: schedule.ScheduleRun},
+    ),
+    Route(
+        "POST", "/v0/schedules/{schedule}/preview", schedules.preview_schedule, operations.PREVIEW_SCHEDULE,
+        body=schedule.SchedulePreviewRequest, answers={200: schedule.SchedulePreview},
     ),
     *(
         Route(

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 from topics.engine.routers.graph import Router
-from topics.engine.routers.verbs import ROUTERS_PER_STEP
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.model import router as model
@@ -13,6 +12,7 @@ from topics.model.router import PreviewRequest, RouterRequest, fan_in, parse_fil
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
+from topics.server.api.handlers.paging import page_answer
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
@@ -56,22 +56,17 @@ def get_router(services: Services, call: Call) -> Answer:
 
 @in_slices(Cause.LIST)
 def list_routers(services: Services, call: Call) -> Steps[Answer]:
-    found = query_string.parse(call.request.query)
-    page, more = yield from services.engine.routers.page(
-        prefix=found.get("prefix", ""),
-        source=found.get("source"),
-        dest=found.get("dest"),
-        after=query_string.cursor_after(found),
-        limit=query_string.page_size(found),
-        prefixes=call.caller.prefixes,
-        allowed=lambda router: all(map(call.caller.may_use, router_names(router))),
-    )
-    summaries: list[model.RouterSummary] = []
-    for at in range(0, len(page), ROUTERS_PER_STEP):
-        summaries += [model.RouterSummary(**_summary(router)) for router in page[at : at + ROUTERS_PER_STEP]]
-        yield None
-    next_cursor = query_string.cursor(page[-1].name) if more else None
-    return json_answer(200, model.RouterList(summaries, performance(call.request), next_cursor))
+    found, routers = query_string.parse(call.request.query), services.engine.routers
+    source, dest = found.get("source"), found.get("dest")
+
+    def find(name: str) -> Router | None:
+        router = routers.table.by_name.get(name)
+        if router is None or source not in (None, router.edge.source.name) or dest not in (None, router.edge.dest.name):
+            return None
+        return router if all(map(call.caller.may_use, router_names(router))) else None
+
+    names = routers.names(dest if source is None else source)
+    return page_answer(call, names, find, lambda router: model.RouterSummary(**_summary(router)), model.RouterList)
 
 
 def drop_router(services: Services, call: Call) -> Answer:
