@@ -45,6 +45,8 @@ ROWS: dict[str, Row] = {
     "queue extend": Row("mail 1 --node other --lease 1m", "extended"),
     "queue peek": Row("mail", "ready"),
     "queue dead": Row("mail", "dead letters"),
+    "queue pause": Row("idle-WAY", "is paused"),
+    "queue resume": Row("idle-WAY", "is not paused"),
     "queue redrive": Row("mail --yes", "dead letters"),
     "queue work": Row("work-WAY --until-empty -- cat", "finished 1 job"),
     "schedule ls": Row("", "nightly"),
@@ -142,6 +144,7 @@ def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
         append(f"old-{way}", 1)
         send("PUT", f"topics/work-{way}", {"type": "queue"})
         append(f"work-{way}", 1)
+        send("PUT", f"topics/idle-{way}", {"type": "queue"})
         send("PUT", f"schedules/old-{way}", nightly)
         send("PUT", f"routers/old-{way}", {"source": "orders", "dest": f"copies-{way}"})
         send("PUT", f"topics/orders/consumers/old-{way}", {"seq": 1})

@@ -114,15 +114,6 @@ def test_circling_records_stop_with_a_warning(here: Any, pair: Pair, topic: str)
     assert "came back 8 times" in report.warnings[0]
 
 
-def test_copy_without_a_topic_belongs_to_its_own_topic(here: Any, pair: Pair, topic: str):
-    """As earlier versions wrote them."""
-    pair.one.client.append(topic, [{"data": 1}])
-    run(here, pair, topic)
-    hop = {"at": identity(pair.other.client), "epoch": 1, "seq": 1}
-    pair.one.client.append(topic, [{"data": 2, "meta": {KEY: [hop]}}])
-    assert run(here, pair, topic).topics[0].figures == {"echoes": 1}
-
-
 def test_record_of_a_target_router_does_not_count_as_arrived(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
