@@ -154,7 +154,9 @@ def test_version_and_the_settings_in_force_can_be_printed():
     from topics import __version__
 
     assert finished([*TOPICS, "version"]).stdout == f"{__version__}\n"
-    shown = finished([*TOPICS, "settings", "--port", "0"], TOPICS_API_KEYS="s3cret", TOPICS_PORT="5").stdout.splitlines()
+    shown = finished(
+        [*TOPICS, "settings", "--port", "0"], TOPICS_API_KEYS="s3cret", TOPICS_PORT="5"
+    ).stdout.splitlines()
     assert {"TOPICS_PORT=0", "TOPICS_API_KEYS=(hidden)", "TOPICS_MAX_BODY_BYTES=64MiB"} <= set(shown)
 
 

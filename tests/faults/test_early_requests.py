@@ -26,7 +26,7 @@ EARLY = {
     "/v0/health", "/healthz", "/v0/metrics", "/metrics", "/v0/openapi.json", "/client.js", "/", "/console",
     "/console/{file}", "/console/parts/{file}", "/console/pages/{file}",
 }  # fmt: skip
-PARTS = {
+PARTS = {"{schedule}": "s",
     "{topic}": "t", "{consumer}": "c", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA",
     "parts/{file}": "parts/dom.js", "pages/{file}": "pages/topics.js", "{file}": "app.js",
 }  # fmt: skip

@@ -75,7 +75,7 @@ def test_parts_left_out_or_put_in_change_nothing_else(case: tuple[int, int, str 
     }
     assert decoded(record_bytes.without(row, head, part_bytes, meta=False)) == as_json(seq, ts, node, data, None)
     assert json.loads(record_bytes.with_fields(row, seq, b'"x":1,')) == whole | {"x": 1}
-    assert json.loads(record_bytes.as_object(row, record_bytes.tag_field("t"))) == whole | {"$tag": "t"}
+    assert json.loads(record_bytes.as_object(row, record_bytes.as_field(tag))) == whole | {"$tag": "t"}
 
 
 @pytest.mark.parametrize("node", NODES)

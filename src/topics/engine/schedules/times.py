@@ -58,6 +58,7 @@ def last_ticks(timing: Timing, since_ms: int, after_ms: int, upto_ms: int, most:
     The time that is looked at doubles until it has enough ticks, so this takes no longer after a year than after a day.
     """
     span_ms = 60_000
+    # Bound: the time doubles until it reaches `after_ms`.
     while True:
         begin_ms = max(after_ms, upto_ms - span_ms)
         found = list(takewhile(lambda at: at <= upto_ms, ticks(timing, since_ms, begin_ms)))
@@ -106,6 +107,7 @@ def _by_offset(text: str, zone: tzinfo, after_s: int) -> Iterator[int]:
     `CronSim` adds whole hours to local times, and so misses ticks where a clock changes by half an hour.
     """
     begin_s = at_s = after_s
+    # Bound: the caller takes a few ticks; each round ends at a change of the clock, of which a zone has few in a year.
     while True:
         offset = _offset_at(zone, at_s)
         for local in CronSim(text, _EPOCH + timedelta(seconds=begin_s) + offset):

@@ -324,6 +324,7 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
             raise budget.error()
         self._server.unpacking = gunzip
         try:
+            # Bound: the steps of the body.
             while body is None and exchange.unpacking and not exchange.dropped:
                 body = gunzip.step()
                 if budget.limit_bytes and budget.charged_bytes + gunzip.size_bytes > budget.limit_bytes:
