@@ -12,7 +12,7 @@ const settings = { allowJs: true, checkJs: true, strict: true, noEmit: true, typ
 const program = ts.createProgram([file], { ...settings, lib: ["lib.es2023.d.ts", "lib.dom.d.ts", "lib.dom.iterable.d.ts"] })
 const types = program.getTypeChecker()
 const prefixes = { Topics: "", Job: "job.", Socket: "socket." }
-const names = ["options", "which", "config", "held", "position", "settings"]
+const names = ["options", "which", "config", "held", "position", "settings", "timing"]
 
 for (const made of program.getSourceFile(file).statements.filter(ts.isClassDeclaration)) {
   for (const member of made.members) {
