@@ -58,6 +58,10 @@ class SlowServer:
         self.api.put(self.name, type="queue", durability="fsync", **{"leases_durable": True} | config)
         return self.name
 
+    def streams(self) -> float:
+        text: str = self.api.call("GET", "/v0/metrics").text
+        return float(text.partition("\ntopics_sse_connections ")[2].split("\n")[0])
+
     def figures(self) -> tuple[int, int, int]:
         """Return how many jobs are ready, in flight, and moved to the dead letters."""
         queue = self.api.state(self.name)["queue"]
@@ -173,6 +177,7 @@ def test_stream_that_ends_before_its_push_returns_the_job_undelivered(slow: Slow
     stream = Stream(slow.api, queue, node="w")
     slow.await_in_flight(1)
     stream.close()
+    eventually(slow.streams, lambda streams: streams == 0)  # before that, the push would be a delivery
     slow.release()
     eventually(slow.figures, lambda figures: figures == (1, 0, 0))
     [job] = claim(slow.api, queue)["claimed"]
