@@ -8,7 +8,8 @@ from topics.client import Topics
 
 
 def test_steps_of_a_customer_run_in_order_after_a_kill(kitchen: Kitchen, topics: Topics) -> None:
-    programs = kitchen.programs("nightly-jobs", {"concurrency=8": "concurrency=8, lease_ms=1000"})
+    short = {"concurrency=8": "concurrency=8, lease_ms=1000", '"nights")\n': '"nights", lease_ms=1000)\n'}
+    programs = kitchen.programs("nightly-jobs", short)
     with programs.start("statements.py"):
         wait_for(lambda: any(row.schedule == "nightly" for row in topics.schedules()))
         topics.run_schedule("nightly")
