@@ -1,11 +1,13 @@
 """The wiring of a server: builds its parts, starts them in order, and stops them in the reverse order."""
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import os
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topics import logs
 from topics.clock import Clock
@@ -25,20 +27,22 @@ from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
-from topics.server.loop.replication import ReplicaService, address_of
 from topics.server.loop.runtime import Runtime, Ticker
 from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
 from topics.server.loop.scheduling import Scheduling
 from topics.server.loop.sliced_work import SharedAnswers, Slices
-from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.storage.log.wal import WalStats
-from topics.storage.replica.bucket import Bucket
-from topics.storage.replica.start import Opened
+
+if TYPE_CHECKING:
+    from topics.server.loop.replication import ReplicaService
+    from topics.server.loop.standby import StandbyService
+    from topics.storage.replica.bucket import Bucket
+    from topics.storage.replica.start import Opened
 
 log = logs.Log("server")
 
@@ -98,9 +102,14 @@ class TopicsApp:
         storage = replica = None
         if self._datadir is not None:
             if taken is not None:
+                from topics.server.loop.replication import ReplicaService
+
                 await asyncio.to_thread(self._datadir.open)
                 replica = ReplicaService(settings, self.clock, self.loop, *taken)
             elif settings.replica is not None:
+                # Imported here: most servers have no replica, and its modules take 40 ms.
+                from topics.server.loop.replication import ReplicaService, address_of
+
                 address = address_of(settings, self.port)
                 replica = await ReplicaService.prepare(settings, self.clock, self.loop, self._datadir, address=address)
             on_progress = partial(setattr, self.startup, "progress")
@@ -120,6 +129,9 @@ class TopicsApp:
     async def _follow(self) -> bool:
         """Serve as a standby. Return False if the directory is that of the writer."""
         settings, state = self.settings, self._new_state()
+        from topics.server.loop.replication import address_of
+        from topics.server.loop.standby import StandbyService
+
         assert self._datadir is not None, "a replica needs a directory"
         address = address_of(settings, self.port)
         standby = StandbyService(settings, self.clock, self.loop, self._datadir, state, address=address)

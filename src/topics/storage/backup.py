@@ -56,7 +56,6 @@ from topics.storage.log.log_files import LogFile
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
 
-COPIED_BOOT_ID = "copied"
 MAX_TRIES = 20
 SPARE_BYTES = 16 << 20  # reserve for the snapshot, the tails and the log
 
@@ -246,7 +245,7 @@ class _Copier:
                 self.target.publish(self.target.tails_path(tails_number))
         since = snapshot.wal_number
         if since:
-            snapshot.boot_id = COPIED_BOOT_ID
+            snapshot.boot_id = snap.COPIED_BOOT_ID
             snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(since))
             if copied_log.ledger and since not in self.target.ledger_numbers():
                 self._publish(self.target.ledger_path(since), ledger.copied(self.source, since, [], {}))

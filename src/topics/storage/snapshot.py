@@ -40,6 +40,7 @@ FAILOVER = "failover"
 LEDGER = "ledger"
 # in `Snapshot.extra`: frames of log entries that waited for the replica; they take effect behind the rest
 WAITING = "waiting"
+COPIED_BOOT_ID = "copied"  # of a snapshot that another machine may have written
 VERSION = 1
 TOPICS_A_PART = 64
 KEYS_A_PART = 4096

@@ -12,6 +12,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,16 +30,17 @@ from topics.engine.steps import Steps, run_all
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.storage import snapshot as snap
-from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.datadir import DataDir
 from topics.storage.log.background import LogRefused
 from topics.storage.log.wal import Wal
-from topics.storage.replica.uploader import Uploader
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
 from topics.storage.segments.segment_caches import OPEN_FILES, SegmentCaches
 from topics.storage.worker import INLINE, Worker, rested
+
+if TYPE_CHECKING:
+    from topics.storage.replica.uploader import Uploader
 
 log = logs.Log("store")
 
@@ -231,7 +233,7 @@ class Store:
         capture = Capture(self.state, number)
         head = snap.Snapshot(
             wal_number=number,
-            boot_id=COPIED_BOOT_ID if self.follows else self.fs.boot_id(),
+            boot_id=snap.COPIED_BOOT_ID if self.follows else self.fs.boot_id(),
             clean=clean,
             next_topic_id=self.state.next_topic_id,
             last_epoch=self.state.last_epoch,

@@ -23,7 +23,6 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, DamageReport, UnknownFormat
 from topics.storage import snapshot as snap
-from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
 from topics.storage.fs import Fs, ReadOnlyFs, absence, next_step
@@ -130,7 +129,7 @@ class _Verifier:
             report.snapshot = snapshot.wal_number or None
             for topic in snapshot.topics:
                 self._topic(topic)
-            self._is_copy = snapshot.boot_id == COPIED_BOOT_ID
+            self._is_copy = snapshot.boot_id == snap.COPIED_BOOT_ID
             self._replay(snapshot)
         self._report_damage()
         self._left_over()

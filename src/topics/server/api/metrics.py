@@ -1,5 +1,7 @@
 """Metrics of the server as rows, and their two formats: Prometheus text and JSON."""
 
+from __future__ import annotations
+
 import os
 import resource
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -7,7 +9,7 @@ from contextlib import suppress
 from heapq import nlargest
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -26,11 +28,12 @@ from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
 from topics.server.loop.answer import elapsed_ms
-from topics.server.loop.replication import ReplicaService
-from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
-from topics.storage.replica.sequence import State
+
+if TYPE_CHECKING:
+    from topics.server.loop.replication import ReplicaService
+    from topics.server.loop.standby import StandbyService
 
 # Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
@@ -238,7 +241,7 @@ def _replica(service: ReplicaService) -> Iterator[Metric]:
         ("lag_bytes", "Bytes of the log that are synced and not uploaded.", sequence.lag_bytes),
         ("lag_ms", "Milliseconds for which the oldest of them has waited.", replication.lag_ms),
         ("away", "1 while the bucket does not confirm an upload in time.", replication.is_away),
-        ("fenced", "1 if another server has taken over.", sequence.state is State.FENCED),
+        ("fenced", "1 if another server has taken over.", sequence.state == "fenced"),
         ("following", "1 while the replica has a checkpoint and the log after it.", sequence.takes_replicated),
         ("term", "Term of this server in the sequence of the replica.", sequence.term),
         ("object", "Number of the last object.", sequence.last_number),

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct, structs
@@ -30,7 +30,9 @@ from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Stream
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
-from topics.server.loop.standby import StandbyService
+
+if TYPE_CHECKING:
+    from topics.server.loop.standby import StandbyService
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024

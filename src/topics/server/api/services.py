@@ -1,8 +1,11 @@
 """The services of a running server that route handlers use, and what they may read before the data is recovered."""
 
+from __future__ import annotations
+
 from collections.abc import Set
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import field
@@ -14,14 +17,16 @@ from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Quotas
 from topics.server.http.server import HttpServer
-from topics.server.loop.replication import ReplicaService
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers
-from topics.server.loop.standby import StandbyService
 from topics.server.loop.storage import Storage
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
+
+if TYPE_CHECKING:
+    from topics.server.loop.replication import ReplicaService
+    from topics.server.loop.standby import StandbyService
 
 RETRY_AFTER_MS = 1000
 

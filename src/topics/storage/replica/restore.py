@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 
 from topics.storage import snapshot as snap
-from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, read_whole
@@ -176,7 +175,7 @@ class _Restore:
         """Return the snapshot with what a start has to know about its origin."""
         number = self._state.checkpoint.snapshot
         snapshot = snap.decode(data, path=self._dir.snapshot_path(number), number=number)
-        snapshot.boot_id = COPIED_BOOT_ID
+        snapshot.boot_id = snap.COPIED_BOOT_ID
         snapshot.clean = self._state.checkpoint.clean
         snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(number))
         mark, value = (snap.FAILOVER, self._state.last.at_ms) if restored_ms is None else (snap.RESTORED, restored_ms)
