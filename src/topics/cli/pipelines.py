@@ -151,8 +151,6 @@ def _receipt(report: RunReport) -> str:
     clean = len(report.topics) - len(places)
     others = counted(clean, "other place was", "other places were")
     lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
-    if figures.get("earlier"):
-        lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
     lines += [f"warning: {text}" for text in report.warnings]
     return "\n".join(lines)
 

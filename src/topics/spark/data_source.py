@@ -16,9 +16,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructField, StructType
 
 from topics.spark.options import CONNECTION, BadOption, WriteOptions, listed, patient, read_options, write_options
-from topics.spark.pyspark_api import HAS_READ_LIMITS
 from topics.spark.sink.writers import BatchWriter, StreamWriter
-from topics.spark.source.readers import TopicsReader, TopicsStreamReader, UnlimitedStreamReader
+from topics.spark.source.readers import TopicsReader, TopicsStreamReader
 from topics.spark.source.schema_layout import plain_schema
 
 # --- options of a table in Spark's catalog: `CREATE TABLE orders USING topics OPTIONS (url '…', subscribe 'orders')`
@@ -120,7 +119,7 @@ class TopicsSource(DataSource):
         given = for_reading(self.options, schema)
         options = read_options(given)
         options = structs.replace(options, connection=patient(options.connection, given))
-        return (TopicsStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
+        return TopicsStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(self._write_options(schema), schema, overwrite=overwrite)

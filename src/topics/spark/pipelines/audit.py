@@ -26,7 +26,6 @@ from topics.plurals import counted
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
 from topics.spark.source.read import LostRange, read_span, without_gaps
@@ -166,7 +165,7 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
     seqs = sum(account.head for account in accounts)
-    tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
+    tasks = job.tasks()
     checks = [(account, file) for account in accounts for file in account.archived.files]
     job.step(f"reading back {counted(len(checks), 'file')} of the lake")
     check = partial(check_file, lake=lake.path)

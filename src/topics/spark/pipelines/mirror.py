@@ -37,7 +37,6 @@ from topics.spark.pipelines.run.delivery import last_shown
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import removed
 from topics.spark.topic_names import Selection
 
@@ -163,11 +162,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
         return False
     job.work()
     do = rehearse if job.dry_run else copy
-    seqs = sum(link.backlog.seqs for link in links)
-    size_bytes = sum(link.backlog.size_bytes for link in links)
-    work = Workload(seqs=seqs, size_bytes=size_bytes)
-    each = size_bytes // max(seqs, 1) + 1
-    outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: (task.stop - task.start) * each)
+    outcomes = job.run(tasks, do, result=MirrorResult, weight=lambda task: task.expected_bytes)
     at = 0
     for link, planned in plans:
         link.save_results(planned, outcomes[at : at + len(planned)])
@@ -254,7 +249,6 @@ class Link:
     step_seqs: int
     positions_topic: str
     excluded: Collection[str]
-    backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
 
     def __post_init__(self) -> None:
         prefix = f"mirror:{self.pattern.source_id}:"
@@ -287,7 +281,6 @@ class Link:
                 )
             else:
                 rows.append(row)
-        seqs, size_bytes = 0, 0.0
         for row in rows:
             self._note_reached(row.topic)
             if (at := self._at.get(row.topic)) is not None and at.epoch == row.epoch:
@@ -296,10 +289,6 @@ class Link:
             task = self._next_task(row, there.get(row.topic), head)
             if task is not None:
                 found.append(task)
-                left = head - max(task.start, 1 if task.lake is not None else row.earliest_seq) + 1
-                seqs += max(left, 0)
-                size_bytes += max(left, 0) * row.bytes / max(row.head_seq + 1 - row.earliest_seq, 1)
-        self.backlog = Workload(seqs=seqs, size_bytes=round(size_bytes))
         if found and not self.job.dry_run:
             self._positions.check_alone()
             self._positions.save({task.topic: self._at[task.topic] for task in found})
@@ -336,6 +325,7 @@ class Link:
             lost_epoch=at.lost_epoch,
             pending_gap=at.pending_gap,
             config={} if there is not None else self._settings(row.topic),
+            expected_bytes=(stop - at.done) * row.bytes // max(row.head_seq + 1 - row.earliest_seq, 1),
         )
 
     def _is_held(self, row: Summary, at: MirrorPosition) -> bool:

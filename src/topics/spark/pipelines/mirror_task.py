@@ -60,6 +60,7 @@ class CopyTask(Struct, kw_only=True):
     lake: str | None = None  # lake of the source, for records that the source no longer has
     heeds_trims: bool = False  # whether to end at records that are trimmed before they are read
     config: dict[str, Any] = {}
+    expected_bytes: int = 0  # of the records that it reads
     pending_gap: LostSeqs | None = None  # the gap right before `start`
 
     @property

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from topics.spark.options import WriteOptions
-from topics.spark.pyspark_api import DataSourceStreamArrowWriter
 from topics.spark.sink.chunks import GridChunks, OrderedChunks, Sent, send
 from topics.spark.sink.rows import Renderer
 from topics.spark.source.catalog import client_for, state_of

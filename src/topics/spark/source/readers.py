@@ -12,21 +12,15 @@ from typing import Any
 import pyarrow as pa
 from msgspec import structs
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
-from topics.spark.pyspark_api import (
-    INHERITED_PUSH_FILTERS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from topics.spark.source import offsets, plan
 from topics.spark.source.catalog import Catalog, ServerCatalog, catalog_of
-from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, StreamPositions
-from topics.spark.source.plan import Impossible, Span, TopicExtent
+from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
+from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
 from topics.spark.source.waiting import TopicsWatch
@@ -68,7 +62,7 @@ class PushFilters:
     later queries: after `df.where("seq < 10")` a `df.count()` would silently count nine records.
     """
 
-    __func__ = staticmethod(INHERITED_PUSH_FILTERS)
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, reader: TopicsReader) -> None:
         self._reader = reader
@@ -90,8 +84,6 @@ class TopicsReader(DataSourceReader):
         layout = layout_of(options, schema)
         self.narrowing = layout.narrowing()
         if options.push_filters:
-            if INHERITED_PUSH_FILTERS is None:
-                raise BadOption("pushFilters: needs Spark 4.1 or newer; narrow the read with the options tag and node")
             self.pushFilters: Any = PushFilters(self)
 
     def push(self, filters: list[Any]) -> Iterable[Any]:
@@ -230,15 +222,15 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch. The end offset contains the start of its batch: see `offsets`."""
-        begin, stop = self._names.load(end)
-        return [] if start == end else self._parts(offsets.spans(begin, stop))
+        if start == end:
+            return []
 
-    def _parts(self, spans: list[Span]) -> list[InputPartition]:
         def bytes_per_seq(span: Span) -> float:
             extent = self._seen.get((span.server, span.topic))
             return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
 
-        parts, limit = _cut(self.options, spans, bytes_per_seq)
+        begin, stop = self._names.load(end)
+        parts, limit = _cut(self.options, offsets.spans(begin, stop), bytes_per_seq)
         return [ReadPartition([(self._located(span), None) for span in part], limit) for part in parts]
 
     def _located(self, span: Span) -> Span:
@@ -368,59 +360,3 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starting is not None and extent.topic in starting.names():
             return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=1)
         return 1
-
-
-# --- Spark 4.0 and 4.1
-
-INITIAL = "initial"  # marks an initial offset, which is never stored in a checkpoint
-
-
-class UnlimitedStreamReader(TopicsStreamReader):
-    """The reader for Spark 4.0 and 4.1, whose `latestOffset` gets neither the start of the next batch nor a limit.
-
-    A micro-batch reads everything up to the heads. The start of a batch is known only in `partitions`. The first batch
-    is the exception: `latestOffset` stores the start of the stream in the end offset, because Spark asks again for the
-    initial offset after a crash, and "latest" would then be another seq.
-    """
-
-    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
-        if options.max_offsets is not None:
-            raise BadOption("maxOffsetsPerTrigger: needs Spark 4.2 or newer; without it, a batch reads up to the heads")
-        super().__init__(options, schema)
-        self._at: StreamPositions | None = None  # the end of the last batch, as far as this reader knows it
-        self._last: dict[str, Any] | None = None
-        self._deleted: StreamPositions = {}  # positions that the end of a batch after a restart did not have
-
-    def initialOffset(self) -> dict[str, Any]:
-        return {**super().initialOffset(), INITIAL: True}
-
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
-        at = self._at if self._at is not None else self._first_positions()
-        begin, end = self._advance(at, self._extents(), None) if self._last is None else self._next(at, None)
-        if begin == end and self._last is not None:
-            return self._last  # Spark takes an equal offset for "nothing new"
-        self._at, self._last = end, self._names.dump(begin, end)
-        return self._last
-
-    def _first_positions(self) -> StreamPositions:
-        """Return the start of the stream, or nothing if it is invalid now: a restarted query does not need it."""
-        try:
-            return self._names.load(super().initialOffset())[1]
-        except Impossible:
-            return {}
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, stop = self._names.load(end)
-        if not start.get(INITIAL):
-            begin = self._names.load(start)[1]
-        self._check_deleted(begin, set(stop))
-        if missing := {key: begin[key] for key in begin.keys() - stop.keys()}:
-            # A deleted topic keeps its position, so that a new epoch is reported: the next offset has it again.
-            self._at, self._last = missing | (self._at or {}), None
-            self._deleted |= missing
-        begin = self._deleted | begin
-        for key in stop.keys() - begin.keys():
-            if (extent := self._seen.get(key)) is not None and extent.epoch == stop[key].epoch:
-                first_seq = min(self._first_seq_of_new(extent), stop[key].seq)
-                begin[key] = StreamPosition(extent.epoch, first_seq)
-        return self._parts(offsets.spans(begin, stop))
