@@ -109,7 +109,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     fail_on_data_loss: bool = True
     kafka_columns: bool = False
     columns: tuple[str, ...] | None = None
-    where: str | None = None
     typed: bool = False
     push_filters: bool = False
 
@@ -371,7 +370,7 @@ READ: Converters = {
     "maxBytesPerSecond": at_least(1),
     "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
     "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
-    "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,
+    "columns": some, "typed": flag, "pushFilters": flag,
 }  # fmt: skip
 
 

@@ -57,8 +57,6 @@ def table(
     if all(_is_exact(field.dataType) for field in wanted.fields):
         frame = reader.schema(t.StructType(fields)).option("typed", "true").load()
         return frame if columns is None or len(fields) == len(columns) else frame.select(*map(_quoted, columns))
-    if "where" in {name.lower() for name in given}:
-        raise BadOption("where: a table with this schema is parsed by Spark; use .where(…) on the DataFrame")
     # Spark's `from_json` parses types whose text has many forms, such as timestamps.
     frame, parsed = reader.load(), t.StructType([*wanted.fields]).add(MALFORMED, t.StringType())
     value = F.from_json("data", parsed, {"columnNameOfCorruptRecord": MALFORMED}).alias("value")

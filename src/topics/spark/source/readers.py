@@ -19,12 +19,12 @@ from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import offsets, plan
 from topics.spark.source.catalog import Catalog, ServerCatalog, catalog_of
+from topics.spark.source.filters import Narrowing, narrowing
 from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
 from topics.spark.source.waiting import TopicsWatch
-from topics.spark.source.where import narrowing, of_filters
 
 LIMITED_PARTITIONS = 4  # of a read with maxBytesPerSecond
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
@@ -81,15 +81,15 @@ class TopicsReader(DataSourceReader):
             raise BadOption("consumer: only streams have this option; a batch has no progress to show")
         self.options = options
         self.schema = schema
-        layout = layout_of(options, schema)
-        self.narrowing = layout.narrowing()
+        layout_of(options, schema)
+        self.narrowing = Narrowing()
         if options.push_filters:
             self.pushFilters: Any = PushFilters(self)
 
     def push(self, filters: list[Any]) -> Iterable[Any]:
         """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
         layout = layout_of(self.options, self.schema)
-        self.narrowing = narrowing([*layout.implied(), *of_filters(filters)], kafka=layout.kafka, typed=layout.typed)
+        self.narrowing = narrowing(filters, kafka=layout.kafka, typed=layout.typed)
         return filters
 
     def partitions(self) -> list[InputPartition]:
@@ -240,8 +240,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
         layout = layout_of(self.options, self.schema)
-        limit, tag = partition.bytes_per_second, self.options.tag or layout.narrowing().tag
-        options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
+        options = structs.replace(self.options, max_bytes_per_second=partition.bytes_per_second)
         for span, _ in partition.spans:
             yield from read_span(span, options, layout)
 

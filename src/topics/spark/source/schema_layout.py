@@ -13,7 +13,6 @@ from pyspark.sql import types as t
 from topics.lake.json_fields import NAME
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source.layout import UTC_TIMESTAMP, Layout, OutputColumn, record_columns
-from topics.spark.source.where import parse
 
 MALFORMED = "_malformed"
 
@@ -51,12 +50,8 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
     if schema is None or (not options.typed and _is_plain(schema, rows)):
         names = (options.columns or rows) if schema is None else schema.fieldNames()
         outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
-    else:
-        found = _typed_layout(options, schema, rows)
-    if found.where is not None:
-        parse(found.where, found.kinds())
-    return found
+        return Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs)
+    return _typed_layout(options, schema, rows)
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
@@ -98,9 +93,7 @@ def _typed_layout(
             outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
     if not fields and any(one.of == "malformed" for one in outputs):
         raise BadOption(f"schema: {MALFORMED} needs fields of data: a record is malformed if one of them does not fit")
-    return Layout(
-        rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
-    )
+    return Layout(rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True)
 
 
 def data_field(field: t.StructField, where: str) -> pa.Field:
