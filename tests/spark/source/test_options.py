@@ -15,7 +15,7 @@ def options(**given: str) -> Any:
 def test_options_have_defaults():
     found = options()
     assert found.topics == ("orders",)
-    assert found.connection == ConnectionOptions(servers=("http://127.0.0.1:4000",))
+    assert found.connection == ConnectionOptions(server="http://127.0.0.1:4000")
     assert found.fail_on_data_loss
     assert (found.starting, found.ending, found.min_partitions) == (None, None, 1)
 
@@ -53,18 +53,10 @@ def test_offsets_are_words_or_a_map():
     assert options(endingOffsets='{"orders": "latest"}').ending.of("any", "orders") == "latest"
 
 
-def test_offsets_may_differ_between_servers():
-    found = options(url="http://a,http://b/", startingOffsets='{"http://b/": {"orders": 9}, "orders": 4}').starting
-    assert (found.of("http://a", "orders"), found.of("http://b", "orders")) == (4, 9)
-
-
 def test_offset_may_name_its_epoch():
     found = options(startingOffsets='{"orders": {"epoch": 3, "seq": 7}}').starting
-    assert (found.of("any", "orders"), found.epoch_of("any", "orders")) == (7, 3)
-    assert options(startingOffsets='{"orders": 7}').starting.epoch_of("any", "orders") is None
-    given = '{"http://b": {"orders": {"epoch": 3, "seq": 9}}}'
-    by_server = options(url="http://a,http://b", startingOffsets=given).starting
-    assert (by_server.epoch_of("http://a", "orders"), by_server.epoch_of("http://b", "orders")) == (None, 3)
+    assert (found.of("orders"), found.epoch_of("orders")) == (7, 3)
+    assert options(startingOffsets='{"orders": 7}').starting.epoch_of("orders") is None
 
 
 def test_times_are_milliseconds_or_iso():
@@ -78,15 +70,10 @@ def test_tag_may_end_with_a_star():
     assert options(tag="x:*").tag == TagMatch("Glob", "x:")
 
 
-def test_several_servers_are_a_list(tmp_path: Any):
-    found = options(url="http://a:1, http://b:2/,http://a:1")
-    assert found.connection.servers == ("http://a:1", "http://b:2")
-
-
-def test_bar_separates_the_addresses_of_one_server():
-    assert options(url="http://a:1|http://b:2/,http://c").connection.servers == ("http://a:1|http://b:2", "http://c")
+def test_server_may_have_several_addresses():
+    assert options(url="http://a:1, http://b:2/").connection.server == "http://a:1,http://b:2"
     with pytest.raises(BadOption, match="'b:2' is not the URL"):
-        options(url="http://a:1|b:2")
+        options(url="http://a:1,b:2")
 
 
 def test_directory_is_a_path_or_a_file_url():

@@ -396,7 +396,7 @@ def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
         return _table([]), []
     options, lost = ReadOptions(connection=stretch.connection, fail_on_data_loss=False), list[LostRange]()
     span = Span(
-        server=stretch.connection.servers[0], topic=stretch.topic, epoch=stretch.epoch,
+        server=stretch.connection.server, topic=stretch.topic, epoch=stretch.epoch,
         start=stretch.first, stop=stretch.last + 1,
     )  # fmt: skip
     batches = [batch.select(["seq", *COMPARED]) for batch in without_gaps(read_span(span, options), lost)]

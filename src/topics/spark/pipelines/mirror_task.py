@@ -91,7 +91,7 @@ class MirrorResult(DeliveryResult, kw_only=True):
 
 def copy(task: CopyTask) -> MirrorResult:
     outcome = MirrorResult(pending_gap=task.pending_gap)
-    with client_for(task.target, task.target.servers[0]) as client:
+    with client_for(task.target) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
             client=client, options=options, topic=task.topic, epoch=task.epoch, present=task.present,
@@ -120,7 +120,7 @@ def rehearse(task: CopyTask) -> MirrorResult:
 
 def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
     """Yield the rows of the range to send, sorted by seq."""
-    span = Span(server=task.source.servers[0], topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
+    span = Span(server=task.source.server, topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
     if span.start >= span.stop:
         return
     options = ReadOptions(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)

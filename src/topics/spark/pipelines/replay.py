@@ -406,7 +406,7 @@ class Sender(Struct, kw_only=True):
         outcome, pace = DeliveryResult(), Pace(self.rate)
         # At a low rate a request has few records, so that they are evenly spread.
         most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
-        with client_for(self.target, self.target.servers[0]) as client:
+        with client_for(self.target) as client:
             sending = RangeDelivery(
                 client=client, options=WriteOptions(connection=self.target), topic=self.into,
                 epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,

@@ -385,7 +385,7 @@ class WriteWindowsTopic(Struct):
         )
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
-        with client_for(self.connection, self.connection.servers[0]) as client:
+        with client_for(self.connection) as client:
             for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS), first):
                 stamp = PartStamp(name=self.name, plan=self.plan, part=part)
                 records = [

@@ -22,8 +22,6 @@ from topics.storage.segments.record_run import Run
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
-SERVER = ("server", "STRING", pa.string())
-
 PLAIN = (
     ("kind", "STRING", pa.string()),  # "record", or "gap" for a lost range
     ("topic", "STRING", pa.string()),
@@ -57,9 +55,8 @@ KAFKA = (
 
 
 def record_columns(options: ReadOptions) -> tuple[tuple[str, str, pa.DataType], ...]:
-    """Return the columns of the record: name, and type in SQL and in Arrow. With several servers there is `server`."""
-    columns = KAFKA if options.kafka_columns else PLAIN
-    return (*columns, SERVER) if len(options.connection.servers) > 1 else columns
+    """Return the columns of the record: name, and type in SQL and in Arrow."""
+    return KAFKA if options.kafka_columns else PLAIN
 
 
 class OutputColumn(NamedTuple):
@@ -126,7 +123,7 @@ class Batches:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""
         row: dict[str, Any] = {
             "kind": GAP, "topic": span.topic, "seq": gap_from, "offset": gap_from, "gap_to": gap_to, "reason": reason,
-            "partition": 0, "server": span.server, "epoch": span.epoch,
+            "partition": 0, "epoch": span.epoch,
         }  # fmt: skip
         shown = {one.name: row.get(one.source) for one in self._columns if one.of == "record"}
         return pa.RecordBatch.from_pylist([shown], schema=self._schema)
@@ -140,8 +137,6 @@ def _record_column(name: str, found: Cells, span: Span) -> pa.Array:
             return pa.repeat(RECORD, n)
         case "topic":
             return pa.repeat(span.topic, n)
-        case "server":
-            return pa.repeat(span.server, n)
         case "epoch":
             return pa.repeat(pa.scalar(span.epoch, pa.int64()), n)
         case "gap_to":

@@ -20,7 +20,7 @@ from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import offsets, plan
 from topics.spark.source.catalog import Catalog, ServerCatalog, catalog_of
 from topics.spark.source.filters import Narrowing, narrowing
-from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
+from topics.spark.source.offsets import StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
@@ -96,12 +96,9 @@ class TopicsReader(DataSourceReader):
         with catalog_of(self.options) as catalog:
             extents = [extent for extent in catalog.extents() if self.narrowing.wants(extent.topic)]
             spans = self._spans(catalog, extents)
-            of = {(extent.server, extent.topic): extent for extent in extents}
-            parts, limit = _cut(self.options, spans, lambda span: of[span.server, span.topic].bytes_per_seq)
-            carried = [
-                [(plan.located(span, of[span.server, span.topic]), catalog.excerpt(span)) for span in part]
-                for part in parts
-            ]
+            of = {extent.topic: extent for extent in extents}
+            parts, limit = _cut(self.options, spans, lambda span: of[span.topic].bytes_per_seq)
+            carried = [[(plan.located(span, of[span.topic]), catalog.excerpt(span)) for span in part] for part in parts]
         # Spark would turn an empty list into one partition of its own, which `read` does not accept.
         return [ReadPartition(spans, limit) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
@@ -181,23 +178,22 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = schema
         layout_of(options, schema)
-        self._names = OffsetCodec(options.connection.servers)
         self._servers: ServerCatalog | None = None
         self._initial: dict[str, Any] | None = None
         self._target: list[TopicExtent] | None = None  # for AvailableNow: the topics when the query started
-        self._seen: dict[Key, TopicExtent] = {}
+        self._seen: dict[str, TopicExtent] = {}
         self._published: StreamPositions = {}  # see `commit`
         self._watch: TopicsWatch | None = None  # while there is nothing to read
-        self._ends: dict[Key, offsets.StreamPosition] = {}  # the last known end of each topic on a server
+        self._ends: StreamPositions = {}  # the last known end of each topic on the server
 
     # --- offsets
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of the stream. Spark asks more than once, and the answer must be the same each time."""
         if self._initial is None:
-            at = {(extent.server, extent.topic): self._first_position(extent) for extent in self._extents()}
+            at = {extent.topic: self._first_position(extent) for extent in self._extents()}
             at = self._deleted_starts() | at
-            self._initial = self._names.dump(at, at)
+            self._initial = offsets.dump(at, at)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -207,16 +203,16 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._refresh()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        _, at = self._names.load(start)
+        _, at = offsets.load(start)
         budget = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         begin, end = self._next(at, budget) if self._target is None else self._advance(at, self._target, budget)
         # Spark takes an equal offset for "nothing new".
-        return start if begin == end else self._names.dump(begin, end)
+        return start if begin == end else offsets.dump(begin, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the last known ends of the topics, for Spark's progress report."""
         ends = {key: offsets.StreamPosition(extent.epoch, extent.end) for key, extent in self._seen.items()}
-        return self._names.dump(ends, ends) if ends else None
+        return offsets.dump(ends, ends) if ends else None
 
     # --- batches
 
@@ -226,15 +222,15 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
 
         def bytes_per_seq(span: Span) -> float:
-            extent = self._seen.get((span.server, span.topic))
+            extent = self._seen.get(span.topic)
             return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
 
-        begin, stop = self._names.load(end)
-        parts, limit = _cut(self.options, offsets.spans(begin, stop), bytes_per_seq)
+        begin, stop = offsets.load(end)
+        parts, limit = _cut(self.options, offsets.spans(self.options.connection.server, begin, stop), bytes_per_seq)
         return [ReadPartition([(self._located(span), None) for span in part], limit) for part in parts]
 
     def _located(self, span: Span) -> Span:
-        extent = self._seen.get((span.server, span.topic))
+        extent = self._seen.get(span.topic)
         return span if extent is None else plan.located(span, extent)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -248,10 +244,10 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""
         if (name := self.options.consumer) is None:
             return
-        for (server, topic), position in self._names.load(end)[1].items():
-            if self._published.get((server, topic)) != position:
-                self._catalog.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
-                self._published[server, topic] = position
+        for topic, position in offsets.load(end)[1].items():
+            if self._published.get(topic) != position:
+                self._catalog.publish(topic, name, epoch=position.epoch, seq=position.seq - 1)
+                self._published[topic] = position
 
     def stop(self) -> None:
         self._end_watch()
@@ -270,9 +266,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
     ) -> tuple[StreamPositions, StreamPositions]:
-        there: dict[Key, TopicExtent] = {}
-        for extent in (offsets.with_known_server(at, one) for one in extents):
-            key = (extent.server, extent.topic)
+        there: dict[str, TopicExtent] = {}
+        for extent in extents:
+            key = extent.topic
             there[key] = extent
             if extent.only_archived:
                 end = self._ends.get(key)
@@ -284,25 +280,28 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, end in self._ends.items():  # a deleted topic with unread seqs, so that the gap is reported
             if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq:
                 there[key] = TopicExtent(
-                    server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
+                    server=self.options.connection.server,
+                    topic=key,
+                    epoch=end.epoch,
+                    earliest=end.seq,
+                    head=end.seq - 1,
+                    only_archived=True,
                 )
         return offsets.advance(at, there.values(), first_seq=self._first_seq_of_new, budget=budget)
 
-    def _check_deleted(self, at: StreamPositions, there: set[Key]) -> None:
+    def _check_deleted(self, at: StreamPositions, there: set[str]) -> None:
         """Raise `TopicDeleted` if a subscribed topic with a position is gone and loss is not allowed."""
         options = self.options
-        for (server, topic), position in sorted(at.items()) if options.fail_on_data_loss else ():
-            # A restarted query may subscribe to fewer topics.
-            is_wanted = server in options.connection.servers and options.wants(topic)
-            if (server, topic) not in there and is_wanted:
-                raise TopicDeleted(server, topic, position.seq, lake=options.lake)
+        for topic, position in sorted(at.items()) if options.fail_on_data_loss else ():
+            if topic not in there and options.wants(topic):  # a restarted query may subscribe to fewer topics
+                raise TopicDeleted(options.connection.server, topic, position.seq, lake=options.lake)
 
     def _extents(self) -> list[TopicExtent]:
         return self._refresh() if self._target is None else self._target
 
     def _refresh(self) -> list[TopicExtent]:
         extents = self._catalog.present()
-        self._seen = {(extent.server, extent.topic): extent for extent in extents}
+        self._seen = {extent.topic: extent for extent in extents}
         self._ends |= {
             key: offsets.StreamPosition(extent.epoch, extent.end)
             for key, extent in self._seen.items()
@@ -320,7 +319,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == end:
             if was_idle:
                 time.sleep(PAUSE_S)
-            self._watch = self._catalog.watch(topic for _, topic in self._seen)
+            self._watch = self._catalog.watch(self._seen)
             begin, end = self._advance(at, self._refresh(), budget)  # the watch reports only later changes
         if begin != end:
             self._end_watch()
@@ -336,7 +335,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seq = plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise="latest")
         if plan.is_stale(extent, starting := self.options.starting):
             assert starting is not None
-            return offsets.StreamPosition(starting.epoch_of(extent.server, extent.topic) or 0, seq)
+            return offsets.StreamPosition(starting.epoch_of(extent.topic) or 0, seq)
         plan.check_written(extent, seq)
         return offsets.StreamPosition(extent.epoch, seq)
 
@@ -345,17 +344,16 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: StreamPositions = {}
         if (starting := self.options.starting) is None:
             return found
-        for server in self.options.connection.servers:
-            for topic in starting.names():
-                if (epoch := starting.epoch_of(server, topic)) is not None:
-                    seq = starting.of(server, topic)
-                    assert isinstance(seq, int)
-                    found[server, topic] = offsets.StreamPosition(epoch, seq)
+        for topic in starting.by_topic:
+            if (epoch := starting.epoch_of(topic)) is not None:
+                seq = starting.of(topic)
+                assert isinstance(seq, int)
+                found[topic] = offsets.StreamPosition(epoch, seq)
         return found
 
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
         starting = self.options.starting
-        if starting is not None and extent.topic in starting.names():
+        if starting is not None and extent.topic in starting.by_topic:
             return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=1)
         return 1

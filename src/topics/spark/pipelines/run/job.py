@@ -289,7 +289,7 @@ class PipelineJob:
         """Return what an executor needs to reach the server."""
         own = self._token_files.get(url.rstrip("/"))
         return ConnectionOptions(
-            servers=(url.rstrip("/"),),
+            server=url.rstrip("/"),
             token=self._token if own is None else None,
             token_file=own or self._token_file,
             retries=PATIENT_RETRIES,
@@ -298,7 +298,7 @@ class PipelineJob:
     def reading(self, url: str) -> dict[str, str]:
         """Return the options with which `format("topics")` reads from the server, the key of the job included."""
         known = self.connection(url)
-        options = {"url": known.servers[0].replace(",", "|"), "retries": str(known.retries)}
+        options = {"url": known.server, "retries": str(known.retries)}
         if known.token is not None:
             options["token"] = known.token
         if known.token_file is not None:
