@@ -9,9 +9,7 @@ from topics.spark.source.offsets import ForeignOffset, StreamPosition, advance, 
 from topics.spark.source.plan import TopicExtent
 
 
-def extent(
-    topic: str = "t", *, epoch: int = 1, earliest: int = 1, head: int = 0
-) -> TopicExtent:
+def extent(topic: str = "t", *, epoch: int = 1, earliest: int = 1, head: int = 0) -> TopicExtent:
     return TopicExtent(server="http://a", topic=topic, epoch=epoch, earliest=earliest, head=head)
 
 

@@ -63,8 +63,6 @@ def mirror(
     skip_trimmed: bool = False,
     source_name: str | None = None,
     target_name: str | None = None,
-    source_nodes: Sequence[str] = (),
-    target_nodes: Sequence[str] = (),
     source_token_file: str | None = None,
     target_token_file: str | None = None,
     step_seqs: int = STEP_SEQS,
@@ -75,8 +73,7 @@ def mirror(
 
     `lake` is the lake of the source: records that the source no longer has come from there. Without it, a topic that
     was trimmed before it was copied is not copied, and the report says so; `skip_trimmed` continues after the trimmed
-    seqs. `source_nodes` and `target_nodes` are nodes that write only on that server: their copies are then left out
-    by the node filter of the other server, instead of being read and recognised.
+    seqs.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
     if prefix is None and not topics:
@@ -112,14 +109,14 @@ def mirror(
                 f"{one.url} and {other.url} are both called {one_id!r}: one is a copy of the other",
                 next=f"delete the topic {IDENTITY} on the one that is the copy",
             )
-        directions = [(one, other, one_id, other_id, target_nodes, lake)]
+        directions = [(one, other, one_id, other_id, lake)]
         if both_ways:
-            directions.append((other, one, other_id, one_id, source_nodes, None))
+            directions.append((other, one, other_id, one_id, None))
         links = []
-        for here, there, here_id, there_id, nodes, lake in directions:
+        for here, there, here_id, there_id, lake in directions:
             task = CopyTask(
                 source=job.connection(here.url), target=job.connection(there.url), source_id=here_id,
-                target_id=there_id, topic="", epoch=0, start=0, stop=0, nodes=tuple(nodes), only_local=only_local,
+                target_id=there_id, topic="", epoch=0, start=0, stop=0, only_local=only_local,
                 lake=lake, heeds_trims=lake is None and not skip_trimmed,
             )  # fmt: skip
             step = ALL_SEQS if job.dry_run else step_seqs

@@ -55,7 +55,6 @@ class CopyTask(Struct, kw_only=True):
     stop: int
     present: int = 0  # the target has every record up to this source seq already
     lost_epoch: int | None = None  # the earlier epoch, if it was not read to its end
-    nodes: tuple[str, ...] = ()  # nodes that write only on the target: their records are not read
     only_local: bool = False
     lake: str | None = None  # lake of the source, for records that the source no longer has
     heeds_trims: bool = False  # whether to end at records that are trimmed before they are read
@@ -123,7 +122,7 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
     span = Span(server=task.source.server, topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
     if span.start >= span.stop:
         return
-    options = ReadOptions(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)
+    options = ReadOptions(connection=task.source, fail_on_data_loss=False, lake=task.lake)
     watch = Watch(span, task.source) if task.heeds_trims else None
     batches = read_span(span, options)
     for batch in batches if watch is None else watch.over(batches):
