@@ -273,7 +273,6 @@ def _session(master: str | None) -> Iterator[SparkSession]:
         config = {
             **SESSION,
             "spark.sql.warehouse.dir": folder,
-            "spark.sql.python.filterPushdown.enabled": "true",
             "spark.sql.shuffle.partitions": 8,
         }
         with quiet_start():

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructField, StructType
 
 from topics.spark.options import CONNECTION, BadOption, WriteOptions, patient, read_options, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
-from topics.spark.source.readers import TopicsReader, TopicsStreamReader
+from topics.spark.source.readers import FilteringReader, TopicsReader, TopicsStreamReader
 from topics.spark.source.schema_layout import plain_schema
 
 # --- options of a table in Spark's catalog: `CREATE TABLE orders USING topics OPTIONS (url '…', subscribe 'orders')`
@@ -89,7 +89,8 @@ class TopicsSource(DataSource):
         return schema if table is None else with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicsReader(read_options(for_reading(self.options, schema)), schema)
+        options = read_options(for_reading(self.options, schema))
+        return (FilteringReader if options.push_filters else TopicsReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         given = for_reading(self.options, schema)

@@ -338,25 +338,13 @@ def test_missing_topic_lists_existing_ones(names: set[str], shown: str):
         check("select * from nothere", names)
 
 
-def test_registered_session_is_not_registered_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+def test_session_is_registered_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
     reported: list[object] = []
     monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: reported.append(source))
     assert register(spark) is spark
-    register(spark.newSession())  # Spark finds the source by the name of its package
     assert reported == []
-
-
-@pytest.mark.parametrize("driver", ["jupyter", None])
-def test_source_unknown_to_executors_is_registered(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, driver: str | None
-):
-    reported: list[object] = []
-    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: reported.append(source))
-    if driver is None:
-        monkeypatch.setattr(spark.sparkContext, "_python_includes", ["topics.zip"])
-    else:
-        monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", driver)
-    register(spark.newSession())
+    other = spark.newSession()
+    assert register(register(other)) is other
     assert reported == [TopicsSource]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 from msgspec import structs
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -26,6 +26,7 @@ from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
 from topics.spark.source.waiting import TopicsWatch
 
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 LIMITED_PARTITIONS = 4  # of a read with maxBytesPerSecond
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -51,26 +52,6 @@ def _cut(
     return parts, None if limit is None else max(limit // max(len(parts), 1), 1)
 
 
-class PushFilters:
-    """The method `pushFilters` of a reader, in a form that works whether or not Spark has filter pushdown enabled.
-
-    Spark rejects a reader that overrides the method while `spark.sql.python.filterPushdown.enabled` is off, and a
-    reader cannot find out the setting. Spark compares the function behind the method (`__func__`) with the inherited
-    one; this class presents the inherited one.
-
-    It is used only if the option `pushFilters` is true. Spark 4.3 reuses the plan of one query of a DataFrame for its
-    later queries: after `df.where("seq < 10")` a `df.count()` would silently count nine records.
-    """
-
-    __func__ = staticmethod(DataSourceReader.pushFilters)
-
-    def __init__(self, reader: TopicsReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        return self._reader.push(filters)
-
-
 class TopicsReader(DataSourceReader):
     """Plans and reads one batch query."""
 
@@ -83,14 +64,6 @@ class TopicsReader(DataSourceReader):
         self.schema = schema
         layout_of(options, schema)
         self.narrowing = Narrowing()
-        if options.push_filters:
-            self.pushFilters: Any = PushFilters(self)
-
-    def push(self, filters: list[Any]) -> Iterable[Any]:
-        """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
-        layout = layout_of(self.options, self.schema)
-        self.narrowing = narrowing(filters, kafka=layout.kafka, typed=layout.typed)
-        return filters
 
     def partitions(self) -> list[InputPartition]:
         with catalog_of(self.options) as catalog:
@@ -121,6 +94,20 @@ class TopicsReader(DataSourceReader):
         options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
         for span, excerpt in partition.spans:
             yield from read_span(span, options, layout, excerpt)
+
+
+class FilteringReader(TopicsReader):
+    """The reader with the option `pushFilters`. Spark refuses it while `PUSHDOWN` is off.
+
+    It is not the default: Spark 4.3 reuses the plan of one query of a DataFrame for its later queries, so after
+    `df.where("seq < 10")` a `df.count()` would silently count nine records.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
+        layout = layout_of(self.options, self.schema)
+        self.narrowing = narrowing(filters, kafka=layout.kafka, typed=layout.typed)
+        return filters
 
 
 def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:

@@ -26,6 +26,7 @@ from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
+from topics.spark.source.readers import PUSHDOWN
 from topics.spark.source.schema_layout import SPARK_TYPES
 from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Statement, quoted, read, read_condition
 from topics.spark.topic_names import nearest
@@ -140,6 +141,7 @@ class Tables:
     # --- views
 
     def _make_views(self, statement: Statement) -> None:
+        self._spark.conf.set(PUSHDOWN, "true")
         for table in dict.fromkeys(statement.tables):
             if self._is_ledger(table):
                 ledger = Lake(self._options["lake"]).ledger()
