@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from topics.spark.options import CONNECTION, BadOption, WriteOptions, patient, read_options, write_options
+from topics.spark.options import BadOption, WriteOptions, patient, read_options, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source.readers import FilteringReader, TopicsReader, TopicsStreamReader
 from topics.spark.source.schema_layout import plain_schema
@@ -29,7 +29,6 @@ from topics.spark.source.schema_layout import plain_schema
 KEY = "topics"
 PREFIX = "option."  # CREATE TABLE passes each option twice, once with this prefix, between properties of the table
 _CHOICES = ("subscribe", "subscribeprefix", "subscribepattern", "path")
-_CONNECTION = {name.lower() for name in CONNECTION}
 
 
 def of_create_table(given: Mapping[str, str]) -> dict[str, str] | None:

@@ -215,9 +215,9 @@ class Tables:
         for name in self._columns():
             schema.add(f"_{name}", kinds[name])
             shown.append(F.col(f"_{name}").alias(name))
-        for at, (name, kind) in enumerate(typed.fields):
-            schema.add(StructField(f"f{at}", DataType.fromDDL(kind), metadata={"field": name}))
-            shown.append(F.col(f"f{at}").alias(name))
+        for name, kind in typed.fields:
+            schema.add(name, DataType.fromDDL(kind))
+            shown.append(F.col(quoted(name)))
         return reader.schema(schema).option("typed", "true").load().select(*shown)
 
     def _subscription(self, table: str) -> dict[str, str]:
