@@ -41,13 +41,12 @@ def table(
     """
     wanted = infer_schema(spark, topic, **options) if schema is None else _struct(schema)
     if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
-        by_name: dict[str, str] = {}
-        for name in wanted.fieldNames():
-            if (other := by_name.setdefault(name.lower(), name)) != name:
-                raise BadOption(
-                    f"schema: fields {other} and {name} differ only in case: pass a schema with one of them, or set "
-                    "spark.sql.caseSensitive to true"
-                )
+        lowered = [name.lower() for name in wanted.fieldNames()]
+        if twice := [name for name in wanted.fieldNames() if lowered.count(name.lower()) > 1]:
+            raise BadOption(
+                f"schema: fields {' and '.join(twice)} differ only in case: pass a schema with one of them, or set "
+                "spark.sql.caseSensitive to true"
+            )
     given = _given(topic, options)
     record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in record_columns(read_options(given))]
     fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]

@@ -18,8 +18,7 @@ from msgspec import Struct, structs
 from topics.client import Client
 from topics.client.request import Record, Summary
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, NoLake
-from topics.lake.storage import real_location, set_options
+from topics.lake.storage import real_location
 from topics.model.topic import TopicConfig
 from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import (
@@ -38,7 +37,7 @@ from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, P
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.topic_names import Selection
+from topics.spark.topic_names import Selection, existing_lake
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
@@ -80,15 +79,8 @@ def mirror(
         raise BadUsage("choose topics: by a prefix, which may be empty, or by their names")
     if source == target:
         raise BadUsage(f"{source} is both source and target")
-    if lake is not None:
-        set_options(options.get("storage_options") or {})
-        try:
-            Lake(lake).check_exists()
-        except NoLake as error:
-            raise BadUsage(str(error)) from None
-        lake = real_location(lake)
-        if skip_trimmed:
-            raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
+    if lake is not None and skip_trimmed:
+        raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
     wanted = Selection(prefix=prefix, topics=tuple(topics), has_system=True)
     excluded = (*EXCLUDED, positions_topic)
     keys = {source: source_token_file, target: target_token_file}
@@ -96,6 +88,7 @@ def mirror(
         PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
         ExitStack() as open_clients,
     ):
+        lake = None if lake is None else real_location(existing_lake(lake).path)
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         sources = [one, other] if both_ways else [one]

@@ -52,6 +52,13 @@ def _cut(
     return parts, None if limit is None else max(limit // max(len(parts), 1), 1)
 
 
+def _rows(partition: InputPartition, options: ReadOptions, schema: StructType | None) -> Iterator[pa.RecordBatch]:
+    assert isinstance(partition, ReadPartition)
+    options = structs.replace(options, max_bytes_per_second=partition.bytes_per_second)
+    for span, excerpt in partition.spans:
+        yield from read_span(span, options, layout_of(options, schema), excerpt)
+
+
 class TopicsReader(DataSourceReader):
     """Plans and reads one batch query."""
 
@@ -88,12 +95,8 @@ class TopicsReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ReadPartition)
-        layout = layout_of(self.options, self.schema)
-        limit, tag = partition.bytes_per_second, self.options.tag or self.narrowing.tag
-        options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
-        for span, excerpt in partition.spans:
-            yield from read_span(span, options, layout, excerpt)
+        options = structs.replace(self.options, tag=self.options.tag or self.narrowing.tag)
+        return _rows(partition, options, self.schema)
 
 
 class FilteringReader(TopicsReader):
@@ -150,18 +153,21 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of one stream. All state is a cache: a restarted query does not need it."""
 
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
-        if options.path is not None:
-            raise BadOption(
-                "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
-            )
-        if options.lake_only:
-            raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
-        if options.push_filters:
-            raise BadOption(
-                "pushFilters: only batch reads have this option; narrow a stream with the options tag and node"
-            )
-        if options.ending is not None or options.ending_ts is not None:
-            raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
+        for is_given, refusal in (
+            (
+                options.path,
+                "path: a directory does not grow while it is read; read it as a batch",
+            ),
+            (
+                options.lake_only,
+                "lakeOnly: only batch reads have this option; with lake, a stream goes on at the server",
+            ),
+            (options.push_filters, "pushFilters: only batch reads have this option; narrow a stream with tag and node"),
+            (options.ending, "endingOffsets: only batch reads have this option; a stream has no end"),
+            (options.ending_ts is not None, "endingTimestamp: only batch reads have this option; a stream has no end"),
+        ):
+            if is_given:
+                raise BadOption(refusal)
         self.options = options
         self.schema = schema
         layout_of(options, schema)
@@ -221,11 +227,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return span if extent is None else plan.located(span, extent)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ReadPartition)
-        layout = layout_of(self.options, self.schema)
-        options = structs.replace(self.options, max_bytes_per_second=partition.bytes_per_second)
-        for span, _ in partition.spans:
-            yield from read_span(span, options, layout)
+        return _rows(partition, self.options, self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""
