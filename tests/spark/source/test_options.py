@@ -47,10 +47,10 @@ def test_topics_are_a_list_a_prefix_or_a_pattern():
 
 def test_offsets_are_words_or_a_map():
     assert options(startingOffsets="Latest").starting == Offsets("latest")
-    assert options(startingOffsets='{"orders": 7}').starting.of("any", "orders") == 7
-    assert options(startingOffsets='{"orders": -2}').starting.of("any", "orders") == "earliest"
-    assert options(endingOffsets='{"orders": -1}').ending.of("any", "orders") == "latest"
-    assert options(endingOffsets='{"orders": "latest"}').ending.of("any", "orders") == "latest"
+    assert options(startingOffsets='{"orders": 7}').starting.of("orders") == 7
+    assert options(startingOffsets='{"orders": -2}').starting.of("orders") == "earliest"
+    assert options(endingOffsets='{"orders": -1}').ending.of("orders") == "latest"
+    assert options(endingOffsets='{"orders": "latest"}').ending.of("orders") == "latest"
 
 
 def test_offset_may_name_its_epoch():
