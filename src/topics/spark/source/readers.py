@@ -55,8 +55,9 @@ def _cut(
 def _rows(partition: InputPartition, options: ReadOptions, schema: StructType | None) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, ReadPartition)
     options = structs.replace(options, max_bytes_per_second=partition.bytes_per_second)
+    layout = layout_of(options, schema)
     for span, excerpt in partition.spans:
-        yield from read_span(span, options, layout_of(options, schema), excerpt)
+        yield from read_span(span, options, layout, excerpt)
 
 
 class TopicsReader(DataSourceReader):
@@ -154,14 +155,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         for is_given, refusal in (
-            (
-                options.path,
-                "path: a directory does not grow while it is read; read it as a batch",
-            ),
-            (
-                options.lake_only,
-                "lakeOnly: only batch reads have this option; with lake, a stream goes on at the server",
-            ),
+            (options.path, "path: a directory does not grow while it is read; read it as a batch"),
+            (options.lake_only, "lakeOnly: only batch reads have this option; with lake, a stream reads the server, too"),
             (options.push_filters, "pushFilters: only batch reads have this option; narrow a stream with tag and node"),
             (options.ending, "endingOffsets: only batch reads have this option; a stream has no end"),
             (options.ending_ts is not None, "endingTimestamp: only batch reads have this option; a stream has no end"),
@@ -269,13 +264,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, end in self._ends.items():  # a deleted topic with unread seqs, so that the gap is reported
             if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq:
                 there[key] = TopicExtent(
-                    server=self.options.connection.server,
-                    topic=key,
-                    epoch=end.epoch,
-                    earliest=end.seq,
-                    head=end.seq - 1,
-                    only_archived=True,
-                )
+                    server=self.options.connection.server, topic=key, epoch=end.epoch, earliest=end.seq,
+                    head=end.seq - 1, only_archived=True,
+                )  # fmt: skip
         return offsets.advance(at, there.values(), first_seq=self._first_seq_of_new, budget=budget)
 
     def _check_deleted(self, at: StreamPositions, there: set[str]) -> None:
