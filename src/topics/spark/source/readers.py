@@ -156,7 +156,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         for is_given, refusal in (
             (options.path, "path: a directory does not grow while it is read; read it as a batch"),
-            (options.lake_only, "lakeOnly: only batch reads have this option; with lake, a stream reads the server, too"),
+            (options.lake_only, "lakeOnly: only batch reads have this option; give a stream lake and url"),
             (options.push_filters, "pushFilters: only batch reads have this option; narrow a stream with tag and node"),
             (options.ending, "endingOffsets: only batch reads have this option; a stream has no end"),
             (options.ending_ts is not None, "endingTimestamp: only batch reads have this option; a stream has no end"),
