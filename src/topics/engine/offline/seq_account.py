@@ -47,9 +47,7 @@ def account(topic: Topic) -> tuple[SeqAccount, list[str]]:
     """Return the account and its contradictions. Read the columns of every segment."""
     covered = look_at_segments(topic)
     losses = topic.losses
-    lost: dict[str, int] = {}
-    for first, last, reason in losses.runs:
-        lost[reason] = lost.get(reason, 0) + last - first + 1
+    lost = losses.by_reason()
     # A damaged flag byte makes its record unreadable, but no counter has it as lost.
     silent = covered.lost_records - sum(losses.within(*span)[0] for span in covered.lost)
     if silent:
