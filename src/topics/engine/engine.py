@@ -21,7 +21,7 @@ from topics.engine.queue.verbs import Queues
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
 from topics.engine.schedules.verbs import Schedules
-from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.engine.write import apply, archived, delete
@@ -31,7 +31,7 @@ from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
 from topics.model.records import Limits
-from topics.model.topic import ConfigPatch, TopicConfig, configure
+from topics.model.topic import ConfigPatch, configure
 from topics.storage.log import entry as entries
 
 
@@ -138,7 +138,8 @@ class Engine:
         staging = self.staging
         topic = staging.resolve(name)
         if topic is None:
-            return self._create_topic(name, configure(check_topic(name), patch))
+            create = staging.new_topic(name, configure(check_topic(name), patch))
+            return staging.stage_create(create, lambda created: Configured(created, True))
         config = configure(name, patch, topic.config)
         if config == topic.config:
             unchanged = Ticket.of(Configured(topic, False))
@@ -181,19 +182,6 @@ class Engine:
 
         changed.on_done(landed)
         return ticket
-
-    def _create_topic(self, name: str, config: TopicConfig) -> Ticket:
-        create = self.staging.new_topic(name, config)
-        ceiling, frame = self.staging.ceilings.first_step(), entries.encode(create)
-        if ceiling > FIRST_CEILING:  # the ceiling that the creation implies
-            frame += entries.encode(entries.Ceiling(create.topic_id, ceiling))
-
-        def take_effect(_: Ticket) -> Configured:
-            topic = apply.create(self.state, create)
-            topic.ceiling = topic.ceiling_staged = ceiling
-            return Configured(topic, True)
-
-        return self.staging.stage_create(create, take_effect, gated=True, frame=frame, ceiling=ceiling)
 
     def drop_topic(self, name: str, *, if_empty: bool = False) -> Ticket:
         """Delete a topic; one that does not exist is no error. Ends with `Dropped`."""

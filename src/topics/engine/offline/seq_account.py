@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state.topic import Topic
+from topics.storage.segments.columns import runs
 from topics.storage.segments.marks import LOST
 
 Span = tuple[int, int]  # seqs, both ends inclusive
@@ -86,8 +88,8 @@ def look_at_segments(topic: Topic) -> Covered:
         covered.live_records += live
         covered.deleted_records += deleted
         covered.lost_records += lost
-        covered.live += _spans(marks == 0, segment.first + low)
-        covered.lost += _spans(marks == LOST, segment.first + low)
+        covered.live += _spans(segment.first + low, marks == 0)
+        covered.lost += _spans(segment.first + low, marks == LOST)
     if at <= topic.head:
         covered.missing.append((at, topic.head))
     return covered
@@ -101,10 +103,10 @@ def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
     for low, high in covered.live:
         if topic.losses.within(low, high)[0]:
             wrong.append(f"seqs {low} to {high} are live, and some of them are counted as lost")
-    runs = topic.losses.runs
-    if any(before[1] >= after[0] for before, after in pairwise(runs)):
+    lost = topic.losses.runs
+    if any(before[1] >= after[0] for before, after in pairwise(lost)):
         wrong.append("ranges of lost seqs overlap")
-    if any(not 0 < first <= last <= topic.head for first, last, _ in runs):
+    if any(not 0 < first <= last <= topic.head for first, last, _ in lost):
         wrong.append("a range of lost seqs reaches past the head")
     return wrong
 
@@ -138,6 +140,5 @@ def _wrong_sums(topic: Topic, found: SeqAccount, silent: int) -> list[str]:
     return wrong
 
 
-def _spans(hit: np.ndarray[tuple[int], np.dtype[np.bool_]], first: int) -> list[Span]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
-    return [(first + int(a), first + int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+def _spans(first: int, hit: npt.NDArray[np.bool_]) -> list[Span]:
+    return [(first + low, first + high) for low, high in runs(np.flatnonzero(hit))]
