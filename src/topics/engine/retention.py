@@ -347,6 +347,15 @@ def read_past(topic: Topic, look: Callable[[], T]) -> T:
             idle = 0 if lose_range(topic, damage) else idle + 1
 
 
+def present(topic: Topic, look: Callable[[], T]) -> T | None:
+    """Return what `look` finds, waiting for the disk; None if some of it turned out to be lost."""
+    try:
+        return waiting(look)
+    except Damaged as damage:
+        lose_range(topic, damage)
+        return None
+
+
 def look_through(
     topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None], *, from_ts: int | None = None
 ) -> Steps[None]:

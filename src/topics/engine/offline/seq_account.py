@@ -41,6 +41,7 @@ class Covered(Struct):
     lost: list[Span] = []  # within a segment
     missing: list[Span] = []  # in no segment
     live_records: int = 0
+    live_bytes: int = 0
     deleted_records: int = 0
     lost_records: int = 0
 
@@ -66,7 +67,8 @@ def account(topic: Topic) -> tuple[SeqAccount, list[str]]:
         deleted=covered.deleted_records + deleted_in_front,
         lost=lost,
     )
-    return found, [*_wrong_ranges(topic, covered), *_wrong_marks(topic, covered), *_wrong_sums(topic, found, silent)]
+    wrong = [*_wrong_ranges(topic, covered), *_wrong_marks(topic, covered)]
+    return found, [*wrong, *_wrong_sums(topic, found, covered, silent)]
 
 
 def look_at_segments(topic: Topic) -> Covered:
@@ -79,6 +81,7 @@ def look_at_segments(topic: Topic) -> Covered:
         if segment.first > at:
             covered.missing.append((at, segment.first - 1))
         at = segment.end
+        covered.live_bytes += segment.live_within(low, segment.count)[1]
         if segment.marks is None:  # all are live
             covered.live_records += segment.count - low
             covered.live.append((segment.first + low, segment.end - 1))
@@ -111,16 +114,10 @@ def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
     return wrong
 
 
-def wrong_marks(floor: int, earliest: int, head: int) -> str | None:
-    if 1 <= floor <= earliest <= head + 1:
-        return None
-    return f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"
-
-
 def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
     floor, earliest, head = topic.evict_floor, topic.earliest, topic.head
-    if (out_of_order := wrong_marks(floor, earliest, head)) is not None:
-        return [out_of_order]
+    if not 1 <= floor <= earliest <= head + 1:
+        return [f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"]
     wrong = []
     if any(floor <= last < earliest for _, last, _ in topic.losses.runs):
         wrong.append(f"something below seq {earliest} was lost, but the floor {floor} does not report it")
@@ -130,10 +127,12 @@ def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
     return wrong
 
 
-def _wrong_sums(topic: Topic, found: SeqAccount, silent: int) -> list[str]:
+def _wrong_sums(topic: Topic, found: SeqAccount, covered: Covered, silent: int) -> list[str]:
     wrong = []
     if found.live + silent != topic.count:
         wrong.append(f"{topic.count} records are counted as live, and {found.live} are")
+    if not silent and covered.live_bytes != topic.bytes:
+        wrong.append(f"{topic.bytes} bytes are counted as live, and {covered.live_bytes} are")
     total = found.live + found.deleted + sum(found.lost.values())
     if total != topic.head or found.deleted < 0:
         wrong.append(f"live, deleted and lost seqs come to {total}, and the head is {topic.head}")
