@@ -138,13 +138,8 @@ def check_request(name: str, request: RouterRequest) -> RouterConfig:
     for field in ("from_seq", "from_ts"):
         if (value := getattr(request, field)) is not None:
             check_u64(value, field)
-    return RouterConfig(
-        preserve_node=request.preserve_node,
-        preserve_tag=request.preserve_tag,
-        filter=parse_filter(request.filter),
-        allow_cycle=request.allow_cycle,
-        guarantee=request.guarantee,
-    )
+    stored = {name: getattr(request, name) for name in RouterConfig.__struct_fields__}
+    return RouterConfig(**(stored | {"filter": parse_filter(request.filter)}))
 
 
 def parse_filter(value: Any) -> TagMatch | None:
