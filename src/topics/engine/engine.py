@@ -6,7 +6,6 @@ decision has taken effect. Verbs of jobs, routers, archives and consumers are me
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
@@ -245,26 +244,8 @@ class Engine:
         now = self.clock.now_ms()
         if topic.queue is not None:
             topic.queue.expire(now)
-        cutoff = retention.cutoff_ms(topic, now)
-        if not topic.config.ttl_ms or not topic.count or topic.front_ts >= cutoff:
-            return
-        if topic.holds or topic.links is not None:
-            return
-        upto = before = topic.earliest
-        for segment in topic.segments:
-            if not segment.in_memory and segment.live < segment.count:
-                upto = before  # its first live record is unknown: the segment before it stays
-                break
-            reaches = segment.count and segment.max_ts >= cutoff
-            if reaches and segment.in_memory:
-                upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
-            if reaches:
-                break
-            before, upto = upto, max(upto, segment.end)
-        if upto > topic.earliest:
-            retention.evict(topic, upto, "ttl", reads=False)
-        front, first = topic.segments[topic.index_of(topic.earliest)], topic.earliest
-        topic.front_ts = front.columns.ts[first - front.first] if topic.count and front.in_memory else front.min_ts
+        if not topic.holds and topic.links is None:
+            retention.expire(topic, now, reads=False)
 
     # --- records
 
