@@ -159,18 +159,6 @@ def router_cycle(cycle: list[str]) -> TopicsError:
     )
 
 
-def too_many_copies(limit: int) -> TopicsError:
-    what = (
-        f"with this router one record could have more than {limit} copies, because routers share source and destination"
-    )
-    return TopicsError(
-        Code.THROTTLED,
-        f"{what}; delete some of these, or raise TOPICS_MAX_COPIES",
-        detail={"limit": "max_copies", "max": limit},
-        retry_after_ms=1000,
-    )
-
-
 def fan_in(dest: str, source: str) -> TopicsError:
     return TopicsError(
         Code.TOPIC_EXISTS_INCOMPATIBLE,

@@ -277,11 +277,11 @@ def _passed_cap(config: TopicConfig, count: int, used_bytes: int) -> str:
     return "cap_bytes" if config.cap_bytes and used_bytes > config.cap_bytes else ""
 
 
-def server_full(name: str, limit: int) -> TopicsError:
-    """Return the error for a cap on the whole server. Room may come back, so the client may try again."""
+def server_full(name: str, limit: int, what: str = "") -> TopicsError:
+    """Return the error for a cap that a setting puts on the server. Room may come back, so the client may try again."""
     return TopicsError(
         Code.THROTTLED,
-        f"the server has reached {name} ({limit}); delete data, or raise the setting",
+        what or f"the server has reached {name} ({limit}); delete data, or raise the setting",
         detail={"limit": name, "max": limit},
         retry_after_ms=1000,
     )
