@@ -96,7 +96,7 @@ _Omittable: Any = defstruct(
 )
 
 
-class ConfigPatch(_Omittable, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc]
+class ConfigPatch(_Omittable, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, call-arg]
     """The configuration fields of a request. An omitted field keeps its value, or gets its default in a new topic."""
 
     defaults: Annotated[
