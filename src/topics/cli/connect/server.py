@@ -15,6 +15,7 @@ from topics.cli.output.screen import json_text
 from topics.client.call import EVENT_STREAM, JSON, PAGE_ROWS, Request, with_query
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicsError, Unreachable
+from topics.client.streams import Event, EventParser
 from topics.errors import Code
 
 ANSWER_TIMEOUT_S = 30.0
@@ -53,6 +54,12 @@ class Server(Connection):
         with self.opened(request, timeout_s=timeout_s) as response:
             while chunk := response.read1(CHUNK_BYTES):
                 yield chunk
+
+    def events(self, watch: Request, *, timeout_s: float) -> Iterator[Event]:
+        """Open a watch session and yield the events of its stream. Those of heartbeats have no name."""
+        parser = EventParser()
+        for chunk in self.stream(events(self.json(watch)["stream_url"]), timeout_s=timeout_s):
+            yield from parser.feed(chunk)
 
     def failure(self, error: TopicsError) -> Failure:
         """Return what a command reports for an error: its exit status, and what to do next."""
