@@ -59,8 +59,7 @@ class Pages:
         if origin is not None and not self._any_origin and not may_call(origin.decode("latin-1"), host, self._origins):
             raise TopicsError(
                 Code.FORBIDDEN,
-                "pages of this origin may not call a server without API keys; add the origin to TOPICS_CORS_ORIGINS, "
-                "or set TOPICS_API_KEYS",
+                "pages of this origin may not call this server; add the origin to TOPICS_CORS_ORIGINS to allow it",
                 detail={"origin": origin[:256].decode("latin-1")},
             )
 
