@@ -173,8 +173,8 @@ def accept(
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
-    # Browsers let any page open a WebSocket anywhere, and the head of a request with a key is not checked for that.
-    Pages(hosts=None, origins=services.runtime.settings.cors_origins).check(request.headers)
+    # Browsers let any page open a WebSocket anywhere. Of a server with keys, no other request is checked for that.
+    Pages(hosts=None, origins=services.runtime.settings.cors_origins, has_keys=True).check(request.headers)
     token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
     head = Response(101, headers=((b"upgrade", b"websocket"), (b"sec-websocket-accept", token)))
     return WebSocket(services, head, caller, release=open_stream(caller))
