@@ -76,12 +76,8 @@ class Server(Connection):
         found: dict[str, int] = {}
         for router in self.rows("/v0/routers", "routers"):
             found[router["source"]] = max(found.get(router["source"], 0), router["lag"])
-        try:
-            for consumer in self.rows("/v0/consumers", "consumers"):
-                found[consumer["topic"]] = max(found.get(consumer["topic"], 0), consumer["lag_records"])
-        except TopicsError as error:
-            if error.code is not Code.NOT_FOUND:  # an older server has no consumers
-                raise
+        for consumer in self.rows("/v0/consumers", "consumers"):
+            found[consumer["topic"]] = max(found.get(consumer["topic"], 0), consumer["lag_records"])
         return found
 
 
