@@ -12,18 +12,81 @@ from urllib.parse import unquote
 from topics.errors import BY_WIRE, Code, OtherCode
 from topics.errors import TopicsError as TopicsError
 
-BY_CODE: dict[Code, type[TopicsError]] = {}
+
+class InvalidRequest(TopicsError):
+    """The request is malformed: `detail["field"]` names the field."""
 
 
-def _kind(code: Code, base: type[TopicsError] = TopicsError, about: str = "", name: str = "") -> type[TopicsError]:
-    """Return the class of an error code. Its name is that of the code: `topic_full` is `TopicFull`."""
-    name = name or "".join(map(str.capitalize, code.split("_")))
-    BY_CODE[code] = kind = type(name, (base,), {"__module__": __name__, "__doc__": about or None})
-    return kind
+class BatchTooLarge(TopicsError): ...
 
 
-class Unavailable(TopicsError):
-    """The server recovers its data, shuts down, or cannot write: retry after `retry_after` seconds."""
+class RecordTooLarge(TopicsError): ...
+
+
+class Unauthorized(TopicsError):
+    """The key is missing or unknown."""
+
+
+class Forbidden(TopicsError):
+    """The key lacks a scope, or the name lies outside its prefixes."""
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path does not have this method. An older server answers so to a newer client."""
+
+
+class NotAcceptable(InvalidRequest):
+    """The server cannot answer in the format that was asked for."""
+
+
+class UnsupportedMediaType(InvalidRequest): ...
+
+
+class HeadersTooLarge(InvalidRequest): ...
+
+
+class NotFound(TopicsError):
+    """The path or the watch session does not exist."""
+
+
+class SessionGone(NotFound): ...
+
+
+class TopicNotFound(TopicsError): ...
+
+
+class RouterNotFound(TopicsError): ...
+
+
+class ScheduleNotFound(TopicsError): ...
+
+
+class ConsumerNotFound(TopicsError): ...
+
+
+class ConsumerMoved(TopicsError):
+    """The consumer is not at `if_seq`: `detail["seq"]` is its position."""
+
+
+class RouterCycle(TopicsError):
+    """The router would close a cycle: `detail["cycle"]` lists its topics."""
+
+
+class TopicExistsIncompatible(TopicsError):
+    """The topic or router exists with a configuration that excludes this one."""
+
+
+class TopicNotEmpty(TopicsError): ...
+
+
+class NotAQueue(TopicsError): ...
+
+
+class EpochMismatch(TopicsError):
+    """The topic was created again since this epoch."""
+
+
+class PayloadTooLarge(TopicsError): ...
 
 
 class NotWriter(TopicsError):
@@ -35,48 +98,45 @@ class NotWriter(TopicsError):
         return self.has_others
 
 
-BY_CODE[Code.NOT_WRITER] = NotWriter
-InvalidRequest = _kind(Code.INVALID_REQUEST, about="The request is malformed: `detail['field']` names the field.")
-BatchTooLarge = _kind(Code.BATCH_TOO_LARGE)
-RecordTooLarge = _kind(Code.RECORD_TOO_LARGE)
-Unauthorized = _kind(Code.UNAUTHORIZED, about="The key is missing or unknown.")
-Forbidden = _kind(Code.FORBIDDEN, about="The key lacks a scope, or the name lies outside its prefixes.")
-NotFound = _kind(Code.NOT_FOUND, about="The path or the watch session does not exist.")
-TopicNotFound = _kind(Code.TOPIC_NOT_FOUND)
-RouterNotFound = _kind(Code.ROUTER_NOT_FOUND)
-ScheduleNotFound = _kind(Code.SCHEDULE_NOT_FOUND)
-ConsumerNotFound = _kind(Code.CONSUMER_NOT_FOUND)
-# An older server answers so to a newer client.
-MethodNotAllowed = _kind(Code.METHOD_NOT_ALLOWED, InvalidRequest, "The path does not have this method.")
-NotAcceptable = _kind(Code.NOT_ACCEPTABLE, InvalidRequest, "The server cannot answer in the format that was asked for.")
-RequestTimeout = _kind(Code.REQUEST_TIMEOUT, Unavailable)
-RouterCycle = _kind(Code.ROUTER_CYCLE, about="The router would close a cycle: `detail['cycle']` lists its topics.")
-TopicExistsIncompatible = _kind(
-    Code.TOPIC_EXISTS_INCOMPATIBLE, about="The topic or router exists with a configuration that excludes this one."
-)
-TopicNotEmpty = _kind(Code.TOPIC_NOT_EMPTY)
-NotAQueue = _kind(Code.NOT_A_QUEUE)
-EpochMismatch = _kind(Code.EPOCH_MISMATCH, about="The topic was created again since this epoch.")
-ConsumerMoved = _kind(Code.CONSUMER_MOVED, about="The consumer is not at `if_seq`: `detail['seq']` is its position.")
-SessionGone = _kind(Code.SESSION_GONE, NotFound)
-PayloadTooLarge = _kind(Code.PAYLOAD_TOO_LARGE)
-UnsupportedMediaType = _kind(Code.UNSUPPORTED_MEDIA_TYPE, InvalidRequest)
-TopicFull = _kind(Code.TOPIC_FULL)
-Throttled = _kind(Code.THROTTLED, about="The server is busy, or a limit is reached: retry after `retry_after` seconds.")
-HeadersTooLarge = _kind(Code.HEADERS_TOO_LARGE, InvalidRequest)
-InternalError = _kind(Code.INTERNAL, about="The server failed: see its log.", name="InternalError")
-NotReady = _kind(Code.NOT_READY, Unavailable, "The server recovers its data after a start.")
-ShuttingDown = _kind(Code.SHUTTING_DOWN, Unavailable)
-ReadOnly = _kind(Code.READ_ONLY, Unavailable, "The server cannot write to its disk: `detail['reason']` says why.")
-StorageUnavailable = _kind(
-    Code.STORAGE_UNAVAILABLE, Unavailable,
-    "The server cannot read stored records now, because a disk is not mounted, for example: see `detail['file']`.",
-)  # fmt: skip
-ReplicaUnavailable = _kind(
-    Code.REPLICA_UNAVAILABLE, Unavailable,
-    "The write needs the replica, which does not answer. `detail['outcome']` says whether it may take effect.",
-)  # fmt: skip
-Fenced = _kind(Code.FENCED, Unavailable, "Another server has taken over: this one accepts no writes.")
+class TopicFull(TopicsError): ...
+
+
+class Throttled(TopicsError):
+    """The server is busy, or a limit is reached: retry after `retry_after` seconds."""
+
+
+class Unavailable(TopicsError):
+    """The server recovers its data, shuts down, or cannot write: retry after `retry_after` seconds."""
+
+
+class NotReady(Unavailable):
+    """The server recovers its data after a start."""
+
+
+class ShuttingDown(Unavailable): ...
+
+
+class ReadOnly(Unavailable):
+    """The server cannot write to its disk: `detail["reason"]` says why."""
+
+
+class StorageUnavailable(Unavailable):
+    """The server cannot read stored records now, because a disk is not mounted, for example: see `detail["file"]`."""
+
+
+class ReplicaUnavailable(Unavailable):
+    """The write needs the replica, which does not answer. `detail["outcome"]` says whether it may take effect."""
+
+
+class Fenced(Unavailable):
+    """Another server has taken over: this one accepts no writes."""
+
+
+class RequestTimeout(Unavailable): ...
+
+
+class InternalError(TopicsError):
+    """The server failed: see its log."""
 
 
 class Unreachable(TopicsError):
@@ -115,6 +175,11 @@ def may_have_happened(error: TopicsError) -> bool:
     return (error.detail or {}).get("outcome") not in (None, "refused")
 
 
+# The name of a class is that of its code: `topic_full` is `TopicFull`.
+BY_CODE: dict[Code, type[TopicsError]] = {
+    code: InternalError if code is Code.INTERNAL else globals()["".join(map(str.capitalize, code.split("_")))]
+    for code in Code
+}
 PROXY_STATUSES = (429, 502, 503, 504)  # a proxy's way to say that the server did not answer, or not now
 
 
