@@ -7,6 +7,7 @@ from collections.abc import Callable
 from topics.clock import Clock
 from topics.engine.durable.store import Store
 from topics.engine.write.commit import Commits
+from topics.engine.write.uploads import Replica
 from topics.storage.log.background import Fenced, LogRefused, ReplicaRefused
 from topics.storage.replica.objects import Announced, Position
 from topics.storage.replica.sequence import State
@@ -17,8 +18,8 @@ STALE_MS = 60_000  # how long a standby counts that does not announce itself aga
 SLACK_MS = 1_000  # from the time of a write to the moment at which it is in the log, at most
 
 
-class Replication:
-    """Connects an uploader with the log, the store and the commits of one engine. It is their `Replica`."""
+class Replication(Replica):
+    """Connects an uploader with the log, the store and the commits of one engine."""
 
     def __init__(
         self, uploader: Uploader, store: Store, clock: Clock, *, timeout_ms: int, takeover_after_ms: int = 15_000
@@ -34,7 +35,6 @@ class Replication:
         self.successors = 0  # followers that would take over
         self._followed_since_ms = 0  # since when there is a successor
         self._commits: Commits | None = None
-        self._expected = 0  # tickets that waited when the last upload ended: their writers go on
         self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
         self.on_fence: Callable[[str], None] = lambda reason: None
         self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
@@ -69,17 +69,10 @@ class Replication:
         return None
 
     def hurry(self) -> None:
-        self._note_waiting()
+        assert self._commits is not None
+        self.sequence.waiting = self._commits.uploads.writers
         self.uploader.pump()
         self.on_wait()
-
-    def _note_waiting(self) -> None:
-        """Note how many tickets wait. Writers that an upload has released send their next writes right after it.
-
-        Without a moment for these, half of the writers would wait for the uploads of the others: half the throughput.
-        """
-        waiting = 0 if self._commits is None else len(self._commits.uploads)
-        self.sequence.urgent, self.sequence.gathers = waiting > 0, waiting < self._expected * 7 // 8
 
     # --- standbys
 
@@ -135,11 +128,8 @@ class Replication:
                 self._fence()
             elif self.sequence.state is State.LOST:
                 uploads.report(ReplicaRefused("the replica was away for too long"))
-            waited = len(uploads)
             uploads.ended()
-            if len(uploads) < waited:
-                self._expected = waited
-            self._note_waiting()
+            self.sequence.waiting = uploads.writers
         self.on_state()
 
     def _now_ms(self) -> int:

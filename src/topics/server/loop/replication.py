@@ -203,7 +203,7 @@ class ReplicaService:
         self._pruned_ms = now_ms
 
         def work() -> None:
-            if (history := History.open(self._bucket, whole=True)) is not None:
+            if (history := History.open(self._bucket)) is not None:
                 upkeep.prune(history, before_ms=now_ms - self._settings.replica_keep_ms)
 
         def done(error: Exception | None) -> None:

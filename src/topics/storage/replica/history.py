@@ -85,17 +85,23 @@ class History:
         return found
 
     def at_time(self, at_ms: int) -> int:
-        """Return the number of the last object that was written until then. Raise `Damaged` if there is none."""
-        low, high = self.first_number - 1, self.last_number
+        """Return the number of the last object that was written until then. Raise `Damaged` if there is none.
+
+        Reads one object for each halving of all numbers: the oldest objects are removed, and need not be listed.
+        """
+        low, high, found = 0, self.last_number, False
         # Bound: halves the range each time.
         while low < high:
             middle = (low + high + 1) // 2
-            if self.read(middle).head.at_ms <= at_ms:
+            data = self.bucket.get(objects.log_name(middle))
+            if data is None:
                 low = middle
+            elif self.decode(data, middle).head.at_ms <= at_ms:
+                low, found = middle, True
             else:
                 high = middle - 1
-        if low < self.first_number:
-            raise Damaged("the replica has no object from that time or before; choose a later time")
+        if not found:
+            raise Damaged("the replica has no object from that time or before; choose a later time, `topics replica status` shows the oldest")
         return low
 
     def state(self, number: int) -> State:
