@@ -546,6 +546,29 @@ def test_router_copies_get_no_seq_that_a_lost_write_had():
     assert all(found.get(seq, data) == data for seq, data in seen.items()), (seen, found)
 
 
+def test_copies_land_in_a_replicated_topic_that_is_always_written():
+    worker = DeferredWorker()
+    server = ReplicaServer.begin(SimBucket(), worker=worker)
+    worker.run_all()
+    for name, data, durability in (("source", "1", "disk"), ("sure", '"direct"', "replicated")):
+        server.engine.append(name, request(data, durability=durability))
+        server.engine.flush()
+    server.engine.routers.put("copy", RouterRequest(source="source", dest="sure", from_seq=0))
+    server.engine.flush()
+    worker.run_all()
+    routers, woken = server.engine.routers, list[bool]()
+    for _ in range(5):
+        server.engine.append("sure", request('"direct"'))
+        server.engine.flush()
+        routers.forwarder.run(0)  # by its timer: the write is waiting
+        routers.due.wake = lambda: woken.append(True)
+        worker.run_all()  # it is answered, and its client writes again in the next turn
+        routers.due.wake = lambda: None
+        if woken:
+            routers.forwarder.run(0)
+    assert "1" in server.data("sure")
+
+
 def test_marks_of_segments_do_not_depend_on_when_they_are_uploaded():
     """A segment is uploaded once. Later deletes of its records are in the snapshots of later checkpoints."""
     bucket = SimBucket()

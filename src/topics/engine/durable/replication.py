@@ -35,7 +35,6 @@ class Replication(Replica):
         self.successors = 0  # followers that would take over
         self._followed_since_ms = 0  # since when there is a successor
         self._commits: Commits | None = None
-        self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
         self.on_fence: Callable[[str], None] = lambda reason: None
         self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
         self.sequence.as_of_ms = lambda: clock.now_ms() - store.wal.sync_ms - SLACK_MS
@@ -43,7 +42,7 @@ class Replication(Replica):
         store.replica = uploader
         store.wal.on_synced = uploader.synced
         uploader.on_change = self._changed
-        uploader.want_checkpoint = self._checkpoint
+        uploader.want_checkpoint = lambda: store.checkpoint()  # if one is in progress, the next one takes its place
 
     def attach(self, commits: Commits) -> None:
         """Let commits wait for uploads from now on."""
@@ -72,7 +71,6 @@ class Replication(Replica):
         assert self._commits is not None
         self.sequence.waiting = self._commits.uploads.writers
         self.uploader.pump()
-        self.on_wait()
 
     # --- standbys
 
@@ -134,9 +132,6 @@ class Replication(Replica):
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
-
-    def _checkpoint(self) -> None:
-        self._store.checkpoint()  # if one is in progress, the next one takes its place
 
     def _fence(self) -> None:
         by = self.sequence.fenced_by

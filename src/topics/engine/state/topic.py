@@ -62,11 +62,11 @@ class Topic:
 
     __slots__ = (
         "archived", "bytes", "captured_in", "ceiling", "ceiling_raised", "ceiling_staged", "ceiling_step", "changing",
-        "config", "consumers", "count", "diff_start", "earliest", "epoch", "evict_floor", "evicted_unarchived", "front_ts",
-        "gone", "head", "key_bytes", "keys", "last_read_ts", "last_ts", "last_write_ts", "leader", "links",
-        "listeners", "losses", "lost_ts", "name", "needs_snapshot", "next_seq", "pending", "queue", "saved_tail",
-        "segments", "staged_bytes", "staged_count", "staged_deletes", "staged_keys", "staged_times", "topic_id",
-        "totals", "trimmed", "waiters", "waiting", "waits_since_ms", "wire_name",
+        "config", "consumers", "count", "diff_start", "earliest", "epoch", "evict_floor", "evicted_unarchived",
+        "front_ts", "gone", "head", "key_bytes", "keys", "last_read_ts", "last_ts", "last_write_ts", "leader",
+        "links", "listeners", "losses", "lost_ts", "name", "needs_snapshot", "next_seq", "pending", "queue",
+        "saved_tail", "segments", "staged_bytes", "staged_count", "staged_deletes", "staged_keys", "staged_times",
+        "topic_id", "totals", "trimmed", "waiters", "waiting", "waits_since_ms", "wire_name",
     )  # fmt: skip
 
     def __init__(self, name: str, *, topic_id: int, epoch: int, config: TopicConfig, totals: Totals) -> None:

@@ -75,6 +75,7 @@ class Uploads:
         self._commits = commits
         self.replica = Replica()
         self.are_staged = False  # whether a ticket that waits for an upload is staged, or nothing is taken at all
+        self.on_released: Callable[[], None] = lambda: None  # called when tickets have taken effect
         self._waiting: deque[Waiting] = deque()
         self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
 
@@ -131,6 +132,7 @@ class Uploads:
                 released.append(one.ticket)
         self._waiting = held
         self._commits.release(released)
+        self.on_released()
 
     def after(self, done: Callable[[], None]) -> None:
         """Call `done` once everything written so far is durable, and in the replica if there is one."""

@@ -8,7 +8,7 @@ import msgspec
 
 from topics.storage.replica import objects
 from topics.storage.replica.bucket import Bucket, Listed
-from topics.storage.replica.objects import LATEST, LOG, REPLICA, Checkpoint, Damaged, Head, Object
+from topics.storage.replica.objects import LATEST, LOG, REPLICA, Checkpoint, Damaged, FileRef, Head, Object
 from topics.storage.replica.sequence import End
 
 
@@ -77,6 +77,15 @@ class History:
             raise Damaged(f"{objects.log_name(number)} is missing")
         return self.decode(data, number)
 
+    def file(self, ref: FileRef) -> bytes:
+        """Return a file of a checkpoint. Raise `Damaged` if it is missing or damaged."""
+        data = self.bucket.get(ref.name)
+        if data is None:
+            raise Damaged(f"{ref.name} is missing")
+        if len(data) != ref.size_bytes or objects.sum64(data) != ref.sum:
+            raise Damaged(f"{ref.name} is damaged")
+        return data
+
     def decode(self, data: bytes, number: int) -> Object:
         """Return an object out of its bytes. Raise `Damaged` if they are not those of this object."""
         found = objects.decode(data, number)
@@ -101,7 +110,8 @@ class History:
             else:
                 high = middle - 1
         if not found:
-            raise Damaged("the replica has no object from that time or before; choose a later time, `topics replica status` shows the oldest")
+            next_step = "choose a later time, `topics replica status` shows the oldest"
+            raise Damaged(f"the replica has no object from that time or before; {next_step}")
         return low
 
     def state(self, number: int) -> State:

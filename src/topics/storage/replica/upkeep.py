@@ -146,7 +146,11 @@ def verify(history: History, *, progress: Callable[[int, int], None] = lambda do
             before = one.head
             for ref in one.checkpoint.files if one.head.kind == "checkpoint" else ():
                 if ref.name not in checked:
-                    checked[ref.name] = _problem(history, ref)
+                    checked[ref.name] = ""
+                    try:
+                        history.file(ref)
+                    except Damaged as error:
+                        checked[ref.name] = str(error)
                     found.files += 1
                     found.bytes += ref.size_bytes
                 if checked[ref.name]:
@@ -157,12 +161,3 @@ def verify(history: History, *, progress: Callable[[int, int], None] = lambda do
             found.restorable_to = number
         found.problems += problems
     return found
-
-
-def _problem(history: History, ref: objects.FileRef) -> str:
-    data = history.bucket.get(ref.name)
-    if data is None:
-        return f"{ref.name} is missing"
-    if len(data) != ref.size_bytes or objects.sum64(data) != ref.sum:
-        return f"{ref.name} is damaged"
-    return ""
