@@ -30,7 +30,7 @@ from topics.storage.replica.objects import Checkpoint, FileRef, Head, Kind, Piec
 OBJECT_BYTES = 4 << 20
 FIRST_RETRY_MS, MAX_RETRY_MS = 100, 5_000
 MAX_GATHER_MS = 50
-ALONE = 8  # uploads that begin at once after one that waited for writers in vain
+ALONE = 8  # while writers do not come back, one of so many uploads waits for them
 REPEATED_AFTER = 1_000  # objects: an idle writer repeats its checkpoint, so that a restore has few to read
 NOWHERE: Position = (0, 0)
 EVERYWHERE: Position = (1 << 63, 0)
@@ -115,7 +115,7 @@ class Sequence:
         self.waiting = 0  # writers that wait for an upload
         self._expected = 0  # writers that waited when the last upload ended: those that it released write again
         self._gathered_ms = 0  # until when the next upload waits for these
-        self._alone = 0  # uploads that do not
+        self._alone = 0  # how many uploads do not wait for them
         self._last_wall_ms = end.at_ms
         self._end_upto = end.upto
         self.left: Mapping[int, int] = {}  # the size of each log file that the log has left; the log changes it
@@ -194,8 +194,8 @@ class Sequence:
         elif not self.is_open:
             return None
         elif self._is_cut_due(now_ms):
-            if self.waiting and not self._alone and not self._are_back:
-                self._alone = ALONE
+            if self.waiting and now_ms >= self._gathered_ms and not (self._are_back or self._alone):
+                self._alone = ALONE  # it waited in vain
             upto, as_of_ms = self._marks.pop(0)
             pieces = tuple(self.pieces(self.uploaded, upto))
             upload = self._upload("bytes", wall_ms, pieces=pieces, upto=upto, as_of_ms=as_of_ms)
