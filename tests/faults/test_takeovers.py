@@ -109,17 +109,17 @@ class Load:
 
 def take_over(bucket: Bucket, load: Load, writer: ServerProcess, standby: ServerProcess, name: str, way: str) -> None:
     """End the writer in some way, wait for the standby, and let the former writer go on if it can."""
-    goes_on: Callable[[], None] = lambda: None
     if way == "kill":
         writer.kill()
     elif way == "stop":
         writer.process.send_signal(signal.SIGSTOP)
-        goes_on = lambda: writer.process.send_signal(signal.SIGCONT)  # noqa: E731
     else:
         bucket.cut(name)
-        goes_on = lambda: bucket.heal(name)  # noqa: E731
     wait_for(lambda: takes_writes(standby), 60)
-    goes_on()
+    if way == "stop":
+        writer.process.send_signal(signal.SIGCONT)
+    elif way == "cut":
+        bucket.heal(name)
     if way != "kill":
         status, answer = call(writer, "POST", "topics/sure", {"records": [{"data": "late"}]})
         assert (status, answer["error"]["code"]) in ((503, "fenced"), (503, "replica_unavailable"))

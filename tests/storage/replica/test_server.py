@@ -568,6 +568,7 @@ def test_copies_land_in_a_replicated_topic_that_is_always_written():
     for name, data, durability in (("source", "1", "disk"), ("sure", '"direct"', "replicated")):
         server.engine.append(name, request(data, durability=durability))
         server.engine.flush()
+        worker.run_all()
     server.engine.routers.put("copy", RouterRequest(source="source", dest="sure", from_seq=0))
     server.engine.flush()
     worker.run_all()

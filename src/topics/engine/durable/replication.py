@@ -42,7 +42,7 @@ class Replication(Replica):
         store.replica = uploader
         store.wal.on_synced = uploader.synced
         uploader.on_change = self._changed
-        uploader.want_checkpoint = lambda: store.checkpoint()  # if one is in progress, the next one takes its place
+        uploader.want_checkpoint = self._checkpoint
 
     def attach(self, commits: Commits) -> None:
         """Let commits wait for uploads from now on."""
@@ -132,6 +132,9 @@ class Replication(Replica):
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
+
+    def _checkpoint(self) -> None:
+        self._store.checkpoint()  # if one is in progress, the next one takes its place
 
     def _fence(self) -> None:
         by = self.sequence.fenced_by
