@@ -29,7 +29,7 @@ Position = tuple[int, int]  # of the log: file number, and offset in that file
 class Replica:
     """The copy of the log elsewhere. All calls happen on the thread that owns the engine.
 
-    This one is that of a server without a replica: it takes no entry that promises one.
+    This one is that of a server without a replica: it takes no entry that promises one. `Replication` has a copy.
     """
 
     @property
