@@ -93,8 +93,10 @@ def _all_marks(fs: Fs, path: str, footer: codec.Footer, ref: snap.SegmentRef) ->
 
 
 def _without_marks(data: bytes, footer: codec.Footer) -> bytes:
-    at = footer.flags_at
-    return b"".join((data[:at], bytes([codec.LIVE]) * footer.count, data[at + footer.count :]))
+    at, live = footer.flags_at, bytes([codec.LIVE]) * footer.count
+    if data.startswith(live, at):
+        return data  # mostly: a copy of megabytes less
+    return b"".join((data[:at], live, data[at + footer.count :]))
 
 
 def _inside(datadir: DataDir, path: str) -> str:
