@@ -169,7 +169,7 @@ def test_promoted_standby_goes_on_without_a_gap(running: list[ServerProcess], tm
 def test_promote_without_a_writer(running: list[ServerProcess], tmp_path: Path):
     writer, url = begin(running, tmp_path, "a"), f"file://{tmp_path}/replica"
     append(writer, "plain", 1)
-    assert "no server follows this replica" in topics("replica", "promote", url).stderr
+    assert "no such server follows" in topics("replica", "promote", url).stderr
     standby = begin(running, tmp_path, "b", standby=True, no_takeover=True, takeover_after_ms=60_000)
     wait_for(lambda: "read replica" in topics("replica", "status", url).stdout)
     writer.kill()

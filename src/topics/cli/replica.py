@@ -161,11 +161,10 @@ def _promote(args: argparse.Namespace) -> int:
     found = [one for one in upkeep.standbys(bucket) if args.to in (None, one.name)]
     found = [one for one in found if one.takes_over] or found
     if len(found) != 1:
-        names = ", ".join(one.name for one in found)
+        names, next_step = ", ".join(one.name for one in found), "name one with --to"
         if not found:
-            what = "no server follows this replica" if args.to is None else f"no server {args.to} follows this replica"
-            raise BucketError(f"{what}; start one with `topics serve --standby`, `topics replica status` lists them")
-        raise BucketError(f"{counted(len(found), 'standby', 'standbys')} could take over ({names}); name one with --to")
+            names, next_step = "no such server follows", "start one with `topics serve --standby`"
+        raise BucketError(f"{counted(len(found), 'standby', 'standbys')} could take over ({names}); {next_step}")
     promote = objects.Promote(found[0].name, end.term, args.now)
     bucket.put(objects.PROMOTE, [msgspec.json.encode(promote)])
     deadline = time.monotonic() + args.timeout / 1000
