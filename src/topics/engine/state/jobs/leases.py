@@ -320,7 +320,7 @@ class Leases:
         for job in jobs:
             if self.leases.pop(job.seq, None) is not None:
                 self._deadlines.leave(job)
-            elif self.leaving.pop(job.seq, None) is None:
+            elif self.leaving.pop(job.seq, None) is None and not (undelivered and self._take_ended(job.seq)):
                 continue  # deleted in between
             self._unhold(job)
             job.term = NO_TERM
@@ -336,6 +336,10 @@ class Leases:
                 self.reclaim[job.seq] = job
         if len(self._delays) > 2 * self.delayed + STALE_MAX:
             self._sort_delays()
+
+    def _take_ended(self, seq: int) -> bool:
+        """Take out a job whose lease has ended. Return whether there was one."""
+        return (self.reclaim.pop(seq, None) or self.exhausted.pop(seq, None)) is not None
 
     def delay(self, job: Job, due_ms: int) -> None:
         job.due_ms = due_ms
@@ -368,6 +372,10 @@ class Leases:
             or seq in self.exhausted or seq in self.keys.blocked
         )  # fmt: skip
 
+    def leased(self, seqs: Iterable[int]) -> list[Job]:
+        """Return the jobs that have a lease, also if it has ended."""
+        return [job for seq in seqs if (job := self.leases.get(seq)) is not None]
+
     def held(self, seq: int) -> Job | None:
         """Return the job if a worker holds a lease of it that has not ended."""
         job = self.leases.get(seq)
@@ -385,7 +393,7 @@ class Leases:
 
     def load(self, saved: SavedLeases) -> None:
         """Add the jobs of a snapshot to a queue that has none."""
-        self.dead_lettered, self.last_lease = saved.dead_lettered, saved.last_lease
+        self.dead_lettered, self.last_lease, self.cancelled = saved.dead_lettered, saved.last_lease, saved.cancelled
         for waiting, packed in zip(self.by_priority, saved.by_priority, strict=False):
             waiting.seqs.frombytes(packed)
         pairs = array("Q")
@@ -443,6 +451,7 @@ class SavedLeases(Struct, array_like=True):
     out: list[SavedJob] = []
     keys: list[SavedLine] = []  # not in snapshots of earlier versions, and neither is this
     unique: list[SavedUnique] = []
+    cancelled: dict[int, str] = {}
 
 
 def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
@@ -465,6 +474,7 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
     saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
     saved.keys, saved.unique = queue.keys.save(), queue.unique.save()
+    saved.cancelled = dict(queue.cancelled) if durable else {}
     return saved
 
 

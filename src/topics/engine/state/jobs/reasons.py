@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heappop, heappush
+
 from msgspec import structs
 
 from topics.model.queue import Reason
@@ -10,6 +12,7 @@ MAX_REASONS = 5  # of one job
 MAX_BYTES = 16 << 20  # of all jobs; the reasons of the job that failed longest ago make room
 EARLIER_CHARS = 256  # of a reason that is not the last one of its job: it has no `error`, either
 REASON_BYTES = 512  # of a reason beside its texts
+STALE_MAX = 1024  # outdated entries that the heap may have beyond its use before it is rebuilt
 
 
 def with_reason(reasons: tuple[Reason, ...], last: Reason) -> tuple[Reason, ...]:
@@ -29,10 +32,11 @@ def _size_bytes(reasons: tuple[Reason, ...]) -> int:
 class Reasons:
     """The reasons of all queues, by topic id and seq. Those of a dropped queue stay until others need the room."""
 
-    __slots__ = ("_by_job", "bytes")
+    __slots__ = ("_ages", "_by_job", "bytes")
 
     def __init__(self) -> None:
-        self._by_job: dict[tuple[int, int], tuple[Reason, ...]] = {}  # the job that failed longest ago first
+        self._by_job: dict[tuple[int, int], tuple[Reason, ...]] = {}
+        self._ages: list[tuple[int, int, int]] = []  # a heap of when jobs failed, and of these; it has outdated ones, too
         self.bytes = 0
 
     def get(self, topic_id: int, seq: int) -> tuple[Reason, ...]:
@@ -42,8 +46,14 @@ class Reasons:
         self.forget(topic_id, seq)
         self._by_job[topic_id, seq] = reasons
         self.bytes += _size_bytes(reasons)
+        heappush(self._ages, (reasons[-1].at, topic_id, seq))
         while self.bytes > MAX_BYTES:
-            self.forget(*next(iter(self._by_job)))
+            at, *job = heappop(self._ages)
+            if (oldest := self.get(*job)) and oldest[-1].at == at:
+                self.forget(*job)
+        if len(self._ages) > 2 * len(self._by_job) + STALE_MAX:
+            self._ages = [(kept[-1].at, *job) for job, kept in self._by_job.items()]
+            heapify(self._ages)
 
     def forget(self, topic_id: int, seq: int) -> None:
         reasons = self._by_job.pop((topic_id, seq), None)

@@ -151,7 +151,7 @@ class PendingClaim:
         """Return the jobs to the queue: the client has left, or shut its side."""
         self._end_wait()
         if self._claimed is not None and self._claimed.jobs:
-            self._services.engine.queues.undo_claim(self._topic, self._claimed.jobs)
+            self._services.engine.queues.undo_claim(self._claimed)
             self._claimed = self._nothing()
 
     def _nothing(self) -> Claimed:
