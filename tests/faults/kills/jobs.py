@@ -103,6 +103,7 @@ class Jobs:
         require(payload not in self._done, f"{self.name}: {payload[:40]} was acked and is given out")
         require(payload in queue.jobs, f"{self.name}: no producer wrote {payload[:40]}")
         require(row["lease_id"] not in queue.leases, f"{self.name}: lease {row['lease_id']} was given out twice")
+        self._require_order(payload)
         job = queue.jobs[payload]
         require(job.seq in (0, row["$seq"]), f"{self.name}: {payload[:40]} was {job.seq} and is {row['$seq']}")
         held = job.held(now_ms()) and not job.acks
