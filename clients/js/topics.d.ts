@@ -180,6 +180,10 @@ export class Gap {
     missed: number | undefined;
 }
 /**
+ * How far the worker of a job has come: a share from 0 to 1.
+ * @typedef {{share: number, text?: string}} Progress
+ */
+/**
  * Why one delivery of a job failed. Only the last reason of a job has an `error`.
  * @typedef {{at: number, node: string, delivery: number, reason: string, error?: {type?: string, message?: string, stack?: string}}} Reason
  */
@@ -229,6 +233,16 @@ export class Job extends TopicRecord {
      * @param {{retries?: number}} [options]
      */
     extend(leaseMs: number, options?: {
+        retries?: number;
+    }): Promise<boolean>;
+    /**
+     * Report how far the job is, from 0 to 1: the console and `listJobs` show it. Return false if the lease had ended. The
+     * lease stays as it is, and a restart of the server forgets the progress. Each call is a request.
+     * @param {number} share
+     * @param {string} [text]
+     * @param {{retries?: number}} [options]
+     */
+    progress(share: number, text?: string, options?: {
         retries?: number;
     }): Promise<boolean>;
     #private;
@@ -497,6 +511,7 @@ export class ServerCursor {
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
  * @property {number} [deadline]
+ * @property {Progress} [progress] how far the worker has come
  * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
  * @property {string} [$key]
@@ -1106,6 +1121,13 @@ export class Topics {
      */
     runSchedule(schedule: string): Promise<number>;
     /**
+     * Let a schedule have no ticks, or with `false` have them again. Missed ticks are not caught up.
+     * @param {string} schedule
+     * @param {boolean} [paused]
+     * @returns {Promise<ScheduleState>}
+     */
+    pauseSchedule(schedule: string, paused?: boolean): Promise<ScheduleState>;
+    /**
      * Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
      * @param {string} schedule
      * @param {{cron?: string, everyMs?: number, timezone?: string, startsAt?: number|null, endsAt?: number|null, after?: number}} [timing]
@@ -1257,6 +1279,13 @@ export class Socket {
     [Symbol.asyncIterator](): AsyncGenerator<TopicRecord | Gap, void>;
     #private;
 }
+/**
+ * How far the worker of a job has come: a share from 0 to 1.
+ */
+export type Progress = {
+    share: number;
+    text?: string;
+};
 /**
  * Why one delivery of a job failed. Only the last reason of a job has an `error`.
  */
@@ -1617,6 +1646,10 @@ export type ListedJob = {
     node?: string | undefined;
     lease_id?: string | undefined;
     deadline?: number | undefined;
+    /**
+     * how far the worker has come
+     */
+    progress?: Progress | undefined;
     /**
      * why earlier deliveries failed
      */

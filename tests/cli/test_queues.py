@@ -124,6 +124,26 @@ def test_work_extends_the_lease_while_a_program_runs(cli: Cli, api: Api, tmp_pat
         assert json.loads(running.line())["finished"] == 1
 
 
+def test_progress_of_a_program_is_shown(cli: Cli, api: Api, tmp_path: Path) -> None:
+    queue(api, "far", 1)
+    program = f"echo '0.4 page 4 of 10' >$TOPICS_PROGRESS; until test -e {tmp_path}/go; do sleep 0.01; done"
+    with cli.start("queue", "work", "far", "--until-empty", "--", "sh", "-c", program) as running:
+        wait_for(lambda: [job for job in jobs_of(api, "far") if job.get("progress")])
+        assert "40% page 4 of 10" in cli.tty("queue", "peek", "far").out
+        (tmp_path / "go").touch()
+        assert json.loads(running.line())["finished"] == 1
+
+
+def test_progress_of_a_claimed_job_is_set_by_hand(cli: Cli, api: Api) -> None:
+    queue(api, "hand", 1)
+    cli.pipe("queue", "claim", "hand")
+    assert "extended 1 job" in cli.tty("queue", "extend", "hand", "1", "--progress", "1").out
+    assert [job["progress"] for job in jobs_of(api, "hand")] == [{"share": 1.0}]
+    refused = cli.pipe("queue", "extend", "hand", "1", "--progress", "40%")
+    assert (refused.status, "such as 0.4" in refused.err) == (2, True)
+    assert "--lease (lease_ms), progress" in cli.pipe("queue", "extend", "hand", "1").err
+
+
 def test_work_ends_the_program_of_a_cancelled_job(cli: Cli, api: Api) -> None:
     queue(api, "cancelled", 1)
     with cli.start("queue", "work", "cancelled", "--lease", "1s", "--until-empty", "--", "sleep", "60") as running:

@@ -19,6 +19,7 @@ from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
+from topics.model.queue import Progress
 from topics.model.records import NewRecord, Unique, WriteRequest
 
 QUEUE = "jobs"
@@ -97,9 +98,18 @@ class Workshop:
         )
         return done
 
-    def extend(self, node: str, *seqs: int, lease_ms: int, lease_ids: list[str] | None = None) -> Outcome:
+    def extend(
+        self,
+        node: str,
+        *seqs: int,
+        lease_ms: int | None,
+        lease_ids: list[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
         done: Outcome = self.done(
-            self.server.engine.queues.extend(self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
+            self.server.engine.queues.extend(
+                self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms, progress=progress
+            )
         )
         return done
 

@@ -92,7 +92,7 @@ def _put(args: Args) -> Request:
             "--overlap", "queues: skip a tick while the last job is not finished [allow]", choices=("allow", "skip")
         ),
         option("--catch-up", "which missed ticks run after downtime [none]", choices=("none", "last", "all")),
-        option("--paused", "no ticks until the next put without it"),
+        option("--paused", "no ticks until `schedule resume`"),
         *RECORD_OPTIONS,
     ),
     request=_put,
@@ -163,8 +163,23 @@ def preview(call: Call) -> None:
     call.screen.result(answer, "\n".join(time["local"] for time in answer["times"]))
 
 
+def _switch(name: str, help: str, *, paused: bool) -> Command:
+    def switch(call: Call) -> None:
+        answer = call.ask()
+        when = "paused" if paused else f"not paused; next tick {_moment(answer['next_at']) or 'never'}"
+        call.screen.result(answer, f"{answer['schedule']} is {when}")
+
+    pause_it = lambda args: post(schedule_path(args.schedule, "pause"), {"paused": paused})  # noqa: E731
+    example = f"  topics schedule {name} nightly\n"
+    return Command(name, help, (SCHEDULE,), request=pause_it, examples=example)(switch)
+
+
+pause = _switch("pause", "have no ticks, until `resume`; missed ticks are not caught up", paused=True)
+resume = _switch("resume", "have ticks again", paused=False)
+
+
 register = group(
-    "schedule", ls, put_schedule, get_schedule, rm, run, preview,
+    "schedule", ls, put_schedule, get_schedule, rm, run, pause, resume, preview,
     examples="  topics schedule put nightly jobs '{\"do\": \"report\"}' --cron '30 2 * * *' --timezone Europe/Berlin\n"
     "  topics schedule ls\n  topics schedule preview nightly\n",
 )  # fmt: skip

@@ -29,7 +29,9 @@ class Jobs:
         self._done: set[str] = set()  # acked, and answered
         self._dead: set[str] = set()
         self._dead_checked = 0
-        self._overtaken: dict[str, int] = {}  # jobs that must have left the queue: a later one of their key was given out
+        self._overtaken: dict[
+            str, int
+        ] = {}  # jobs that must have left the queue: a later one of their key was given out
         self._tally = tally
         self._number = 0
 

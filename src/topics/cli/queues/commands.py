@@ -17,7 +17,7 @@ from topics.cli.options import QUEUE, Row, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record
 from topics.cli.output.screen import Columns, Styled, confirm, highlighted
-from topics.cli.output.units import count, duration, moment, parse_seqs
+from topics.cli.output.units import count, duration, moment, parse_progress, parse_seqs
 from topics.cli.queues.work import queue_state, work
 from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
@@ -46,6 +46,7 @@ JOB_COLUMNS: Columns = {
     "state": lambda job: Styled(job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")),
     "deliveries>": lambda job: str(job["deliveries"]),
     "held by": lambda job: job.get("node") or "",
+    "progress": lambda job: _progress(job.get("progress")),
     "until": lambda job: _until(job.get("deadline") or job.get("deliver_at") or 0),
     "tag": lambda job: job.get("$tag") or "",
     "key": lambda job: job.get("$key") or "",
@@ -71,6 +72,10 @@ def _decoded(raw: bytes) -> dict[str, Any]:
 
 def _first_line(text: object) -> str:
     return str(text).partition("\n")[0]
+
+
+def _progress(progress: dict[str, Any] | None) -> str:
+    return "" if progress is None else f"{progress['share']:.0%} {progress.get('text') or ''}".rstrip()
 
 
 def _until(ms: int) -> str:
@@ -173,9 +178,11 @@ nack = _about_held(
     delay_ms="delay", reason="reason", examples="  topics queue nack mail 7 --delay 1m --reason 'server is busy'\n",
 )  # fmt: skip
 extend = _about_held(
-    "extend", "hold jobs longer", "extended", "extended",
-    option("--lease DURATION", "hold for this time from now", required=True),
-    lease_ms="lease", examples="  topics queue extend mail 7 --lease 10m\n",
+    "extend", "hold jobs longer, or show how far they are", "extended", "extended",
+    option("--lease DURATION", "hold for this time from now"),
+    option("--progress PROGRESS", "a number from 0 to 1, and a text", type=parse_progress),
+    lease_ms="lease", progress="progress",
+    examples="  topics queue extend mail 7 --lease 10m\n  topics queue extend mail 7 --progress '0.4 image 4 of 10'\n",
 )  # fmt: skip
 
 

@@ -100,11 +100,24 @@ class AsyncJob:
 
         await job.extend(60_000)
         """
+        return await self._extend(lease_ms=lease_ms)
+
+    async def progress(self, share: float, text: str | None = None) -> bool:
+        """Report how far the job is, from 0 to 1: the console and `list_jobs` show it. Return False if the lease had ended.
+
+        The lease stays as it is, and a restart of the server forgets the progress. Each call is a request.
+
+        await job.progress(0.4, "400 of 1,000 pages")
+        """
+        return await self._extend(progress=queue.Progress(share, text))
+
+    async def _extend(self, *, lease_ms: int | None = None, progress: queue.Progress | None = None) -> bool:
         answer = await self._client.extend(
-            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, lease_ids=[self.lease_id]
+            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, progress=progress, lease_ids=[self.lease_id]
         )
         if answer.extended:
             self.deadline = answer.deadlines[str(self.seq)]
+        self.is_cancelled = self.is_cancelled or bool(answer.cancelled)
         return answer.extended == 1
 
     def __repr__(self) -> str:
@@ -226,15 +239,16 @@ class AsyncQueueCalls(AsyncCalls):
         seqs: Sequence[int],
         *,
         node: str,
-        lease_ms: int,
+        lease_ms: int | None = None,
+        progress: queue.Progress | None = None,
         lease_ids: Sequence[str] | None = None,
         retries: int | None = None,
     ) -> queue.ExtendAnswer:
-        """Hold jobs for `lease_ms` from now.
+        """Hold jobs for `lease_ms` from now, or report the progress of their worker, or both.
 
         await topics.extend("emails", [7], node="worker-1", lease_ms=30_000)
         """
-        body = {"node": node, "seqs": seqs, "lease_ms": lease_ms, **given(lease_ids=lease_ids)}
+        body = {"node": node, "seqs": seqs, **given(lease_ms=lease_ms, progress=progress, lease_ids=lease_ids)}
         return await self._http.call(
             "POST", topic_path(topic, "extend"), queue.ExtendAnswer, body=body, retries=retries
         )

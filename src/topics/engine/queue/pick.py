@@ -411,6 +411,8 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
     elif state == "in_flight":
         lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
+        if (progress := queue.progress_of(job)) is not None:
+            shown += b'"progress":%b,' % encode_json(progress)
     return with_fields(stored.row, seq, shown + reasons_field(queue, job) + stored.tag)
 
 

@@ -28,7 +28,7 @@ from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import TopicsError
-from topics.model.queue import JobState, Why, not_a_queue
+from topics.model.queue import JobState, Progress, Why, not_a_queue
 from topics.model.record_bytes import with_fields
 from topics.model.records import MAX_BATCH_BYTES
 from topics.model.topic import RetryPolicy
@@ -214,18 +214,30 @@ class Queues:
             by_due.setdefault(now + after_ms, []).append(job)
         return self._release(topic, node, by_due, skipped, now, why)
 
-    def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
-        """Let the leases run for `lease_ms` from now. Ends with `Outcome`.
+    def extend(
+        self,
+        topic: Topic,
+        node: str,
+        seqs: list[int],
+        lease_ids: list[str] | None,
+        *,
+        lease_ms: int | None,
+        progress: Progress | None = None,
+    ) -> Ticket:
+        """Let the leases run for `lease_ms` from now, and note how far the jobs are. Ends with `Outcome`.
 
         The new deadline counts at once, while its entry is on its way: an ack in between must find the lease.
         """
         now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
-        deadline = now + lease_ms
+        if progress is not None:
+            queue.note_progress(jobs, progress)
         before = [job.deadline_ms for job in jobs]
-        queue.extend(jobs, deadline)
+        deadline = now + (lease_ms or 0)
+        if lease_ms is not None:
+            queue.extend(jobs, deadline)
         result = _outcome(topic, node, len(jobs), skipped)
-        result.deadlines = {str(job.seq): deadline for job in jobs}
-        if not jobs or not self._writes_leases(topic):
+        result.deadlines = {str(job.seq): job.deadline_ms for job in jobs}
+        if not jobs or lease_ms is None or not self._writes_leases(topic):
             return Ticket.of(result)
 
         def undo() -> None:

@@ -35,7 +35,7 @@ from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, Waiti
 from topics.engine.state.jobs.keys import Keys, SavedLine
 from topics.engine.state.jobs.reasons import with_reason
 from topics.engine.state.jobs.unique import SavedUnique, UniqueJobs
-from topics.model.queue import Reason, Why
+from topics.model.queue import Progress, Reason, Why
 from topics.model.topic import TopicConfig
 from topics.storage.segments.extras import has_terms, terms_of
 
@@ -71,7 +71,7 @@ class Leases:
         self.freed: Callable[[], None] = lambda: None  # called when jobs become claimable other than by an append
         self.move_after_ms = 0  # no move is tried before this time: the last one failed
         self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
-        self.has_reasons = False  # whether a job may have failed with a reason
+        self.has_reasons = False  # whether a job may have failed with a reason, or has a progress
         self._deadlines = LeaseDeadlines(self.leases)
         self.keys = Keys(self.wait, topic.config.max_in_flight_per_key)
         self.unique = UniqueJobs()
@@ -364,6 +364,18 @@ class Leases:
     def keep_reasons(self, seq: int, reasons: tuple[Reason, ...]) -> None:
         self.has_reasons = True
         self._topic.totals.reasons.keep(self._topic.topic_id, seq, reasons)
+
+    def note_progress(self, jobs: list[Job], progress: Progress) -> None:
+        """Note how far the worker is. It is shown while these leases last."""
+        self.has_reasons = True
+        for job in jobs:
+            self._topic.totals.reasons.note_progress(self._topic.topic_id, job.seq, job.lease, progress)
+
+    def progress_of(self, job: Job) -> Progress | None:
+        if not self.has_reasons:
+            return None
+        progress: Progress | None = self._topic.totals.reasons.progress(self._topic.topic_id, job.seq, job.lease)
+        return progress
 
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
