@@ -1024,6 +1024,7 @@ function finite(key, value) {
  * @property {number} [deliver_at]
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
+ * @property {boolean} [blocked] whether it waits for an earlier job of its key
  * @property {number} [deadline]
  * @property {Progress} [progress] how far the worker has come
  * @property {Reason[]} [reasons] why earlier deliveries failed

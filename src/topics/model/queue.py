@@ -182,6 +182,7 @@ class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "key"
     priority: Annotated[U64, "0 to 9; 9 is served first"]
     ts: U64
     data: Json
+    blocked: Annotated[bool, "whether a ready job waits for an earlier one of its key"] = False
     deliver_at: Annotated[U64 | None, "when a delayed job becomes ready, in milliseconds since 1970"] = None
     node: Annotated[str | None, "the worker that holds the job"] = None
     lease_id: str | None = None
@@ -247,7 +248,7 @@ def why_of(wanted: NackRequest) -> Why | None:
 def check_extend(wanted: ExtendRequest) -> None:
     progress = wanted.progress
     if wanted.lease_ms is None and progress is None:
-        raise invalid("set lease_ms, progress, or both", field="lease_ms")
+        raise invalid("set lease_ms or progress", field="lease_ms")
     if progress is not None and not 0 <= progress.share <= 1:
         raise invalid("progress.share must be a number from 0 to 1", field="progress.share")
     if progress is not None and len((progress.text or "").encode()) > MAX_PROGRESS_BYTES:

@@ -33,6 +33,7 @@ REASON = "$dead_letter_reason"
 QUEUE_COLUMNS: Columns = {
     "queue": lambda row: Styled(row["topic"] + " (paused)" * row["paused"], "bold"),
     "ready>": lambda row: highlighted(row["ready"], "green"),
+    "blocked>": lambda row: highlighted(row.get("blocked", 0), "yellow"),
     "in flight>": lambda row: count(row["in_flight"]),
     "delayed>": lambda row: count(row["delayed"]),
     "dead ever>": lambda row: highlighted(row["dead_lettered"], "red"),
@@ -43,7 +44,9 @@ QUEUE_COLUMNS: Columns = {
 JOB_STYLES = {"ready": "green", "in_flight": "yellow"}
 JOB_COLUMNS: Columns = {
     "seq>": lambda job: str(job["$seq"]),
-    "state": lambda job: Styled(job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")),
+    "state": lambda job: Styled("blocked", "yellow") if job.get("blocked") else Styled(
+        job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")
+    ),
     "deliveries>": lambda job: str(job["deliveries"]),
     "held by": lambda job: job.get("node") or "",
     "progress": lambda job: _progress(job.get("progress")),
@@ -139,11 +142,26 @@ def claim(call: Call) -> int:
         else:
             call.screen.json(job)
     if not jobs:
-        call.screen.note("no job is ready")
+        call.screen.note(f"no job is ready{_why_none(queue_state(call))}")
         return EXIT_NOT_FOUND
     if call.screen.is_human:
         call.screen.note(f"finish with `topics queue ack {call.args.queue} SEQ`, or return with `topics queue nack`")
     return EXIT_DONE
+
+
+def _why_none(state: dict[str, Any]) -> str:
+    """Return why a claim got no job although the queue has some."""
+    queue, config, name = state["queue"], state["config"], state["topic"]
+    if config["paused"]:
+        return f": the queue is paused; `topics queue resume {name}` goes on"
+    if not state["count"]:
+        return ""
+    if 0 < config["max_in_flight"] <= queue["in_flight"]:
+        return f": workers hold {counted(queue['in_flight'], 'job')}, as many as `max_in_flight` allows"
+    if queue["ready"] > queue.get("blocked", 0):
+        return ": `rate` allows no further job now"
+    waiting = f"{queue.get('blocked', 0):,} blocked by an earlier job of their key"
+    return f": {queue['in_flight']:,} in flight, {queue['delayed']:,} delayed, {waiting}"
 
 
 SEQS = option("SEQ…", "jobs, or ranges such as 7-9", dest="seqs", type=parse_seqs)
@@ -159,7 +177,9 @@ def _about_held(name: str, help: str, member: str, verb: str, *options: Row, exa
 
     def run(call: Call) -> None:
         answer = call.ask()
-        call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}")
+        moved = answer.get("dead_lettered", 0)
+        dead = f", and moved {moved:,} of them to the dead letters" if moved else ""
+        call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}{dead}")
         if answer["skipped"] and call.screen.is_human:
             seqs = ", ".join(map(str, answer["skipped"]))
             call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")

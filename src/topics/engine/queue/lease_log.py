@@ -10,7 +10,8 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.state import snapshot_parts
 from topics.engine.state.jobs.job import Job
-from topics.engine.state.jobs.leases import SavedLeases, save
+from topics.engine.state.jobs.leases import save
+from topics.engine.state.jobs.saved import SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.model.queue import Why

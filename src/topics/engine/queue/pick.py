@@ -406,6 +406,8 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
     terms, state = terms_at(topic, seq), state_of(queue, seq)
     job = queue.find(seq) or Job(seq)
     shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
+    if seq in queue.keys.blocked:
+        shown += b'"blocked":true,'
     if state == "delayed" and seq not in queue.exhausted:
         shown += b'"deliver_at":%d,' % (job.due_ms if seq in queue.resting else queue.later[seq] >> 4)
     elif state == "in_flight":

@@ -21,20 +21,20 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
 from topics.engine.state.jobs.buckets import QUEUE, Buckets
 from topics.engine.state.jobs.deadlines import STALE_MAX, LeaseDeadlines
 from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, WaitingSeqs
-from topics.engine.state.jobs.keys import Keys, SavedLine
-from topics.engine.state.jobs.reasons import with_reason
-from topics.engine.state.jobs.unique import SavedUnique, UniqueJobs
+from topics.engine.state.jobs.keys import Keys
+from topics.engine.state.jobs.reasons import NOTHING, Notes, with_reason
+from topics.engine.state.jobs.saved import SavedJob, SavedLeases
+from topics.engine.state.jobs.unique import UniqueJobs
 from topics.model.queue import Progress, Reason, Why
 from topics.model.topic import TopicConfig
 from topics.storage.segments.extras import has_terms, terms_of
@@ -354,7 +354,7 @@ class Leases:
 
     def reasons_of(self, job: Job, *, expired: bool | None = None) -> tuple[Reason, ...]:
         """Return why deliveries of the job failed. Pass `expired` if its term does not say whether its lease has."""
-        reasons = self._topic.totals.reasons.get(self._topic.topic_id, job.seq) if self.has_reasons else ()
+        reasons = self._notes(job.seq).reasons
         if not (job.term.ended and job.seq not in self.leaving if expired is None else expired):
             return reasons
         held_s = max(job.deadline_ms - (job.lease >> 16), 0) / 1000  # see `Queues.claim` for the numbers of leases
@@ -362,20 +362,26 @@ class Leases:
         return with_reason(reasons, Reason(job.deadline_ms, job.node, job.deliveries, text))
 
     def keep_reasons(self, seq: int, reasons: tuple[Reason, ...]) -> None:
-        self.has_reasons = True
-        self._topic.totals.reasons.keep(self._topic.topic_id, seq, reasons)
+        self._keep(seq, Notes(reasons))
 
     def note_progress(self, jobs: list[Job], progress: Progress) -> None:
         """Note how far the worker is. It is shown while these leases last."""
-        self.has_reasons = True
         for job in jobs:
-            self._topic.totals.reasons.note_progress(self._topic.topic_id, job.seq, job.lease, progress)
+            self._keep(job.seq, Notes(self._notes(job.seq).reasons, progress, job.lease))
 
     def progress_of(self, job: Job) -> Progress | None:
+        notes = self._notes(job.seq)
+        return notes.progress if notes.lease == job.lease else None
+
+    def _notes(self, seq: int) -> Notes:
         if not self.has_reasons:
-            return None
-        progress: Progress | None = self._topic.totals.reasons.progress(self._topic.topic_id, job.seq, job.lease)
-        return progress
+            return NOTHING
+        notes: Notes = self._topic.totals.reasons.get(self._topic.topic_id, seq)
+        return notes
+
+    def _keep(self, seq: int, notes: Notes) -> None:
+        self.has_reasons = True
+        self._topic.totals.reasons.keep(self._topic.topic_id, seq, notes)
 
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
@@ -440,30 +446,6 @@ class Leases:
 
 
 # --- the part of a snapshot
-
-
-class SavedJob(Struct, array_like=True):
-    seq: int
-    priority: int | None
-    deliveries: int
-    due_ms: int
-    lease: int
-    node: str
-    deadline_ms: int
-    reasons: Sequence[Reason] = ()  # not in snapshots of earlier versions
-
-
-class SavedLeases(Struct, array_like=True):
-    """The state of a queue in a snapshot. `by_priority` has packed u64 seqs, `later` packed pairs of u64."""
-
-    dead_lettered: int = 0
-    last_lease: int = 0
-    by_priority: list[bytes] = []
-    later: bytes = b""
-    out: list[SavedJob] = []
-    keys: list[SavedLine] = []  # not in snapshots of earlier versions, and neither is this
-    unique: list[SavedUnique] = []
-    cancelled: dict[int, str] = {}
 
 
 def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:

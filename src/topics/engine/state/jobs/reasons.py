@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from topics.model.queue import Progress, Reason
 
 MAX_REASONS = 5  # of one job
-MAX_BYTES = 16 << 20  # of all jobs; the reasons of the job that failed longest ago make room
+MAX_BYTES = 16 << 20  # of all jobs; the notes of the job that failed longest ago make room
 EARLIER_CHARS = 256  # of a reason that is not the last one of its job: it has no `error`, either
 REASON_BYTES = 512  # of a reason or a progress beside its texts
 STALE_MAX = 1024  # outdated entries that the heap may have beyond its use before it is rebuilt
+
+
+class Notes(Struct, frozen=True):
+    """What is known of one job."""
+
+    reasons: tuple[Reason, ...] = ()
+    progress: Progress | None = None
+    lease: int = 0  # of the progress
+
+    @property
+    def size_bytes(self) -> int:
+        error = self.reasons[-1].error if self.reasons else None
+        texts = 0 if error is None else 4 * sum(len(text or "") for text in structs.astuple(error))
+        if self.progress is not None:
+            texts += REASON_BYTES + 4 * len(self.progress.text or "")
+        return texts + sum(REASON_BYTES + 4 * len(one.reason) for one in self.reasons)
+
+    @property
+    def failed_ms(self) -> int:
+        return self.reasons[-1].at if self.reasons else 0
+
+
+NOTHING = Notes()
 
 
 def with_reason(reasons: tuple[Reason, ...], last: Reason) -> tuple[Reason, ...]:
@@ -23,69 +46,33 @@ def with_reason(reasons: tuple[Reason, ...], last: Reason) -> tuple[Reason, ...]
     return (*reasons[1 - MAX_REASONS :], last)
 
 
-def _size_bytes(reasons: tuple[Reason, ...]) -> int:
-    error = reasons[-1].error
-    texts = 0 if error is None else 4 * sum(len(text or "") for text in structs.astuple(error))
-    return texts + sum(REASON_BYTES + 4 * len(one.reason) for one in reasons)
-
-
-def _progress_bytes(progress: Progress) -> int:
-    return REASON_BYTES + 4 * len(progress.text or "")
-
-
 class Reasons:
-    """The reasons and the progress of all queues, by topic id and seq.
+    """The notes of all queues, by topic id and seq. Those of a dropped queue stay until others need the room."""
 
-    Those of a dropped queue stay until others need the room.
-    """
-
-    __slots__ = ("_ages", "_by_job", "_progress", "bytes")
+    __slots__ = ("_ages", "_by_job", "bytes")
 
     def __init__(self) -> None:
-        self._by_job: dict[tuple[int, int], tuple[Reason, ...]] = {}
-        self._ages: list[
-            tuple[int, int, int]
-        ] = []  # a heap of when jobs failed, and of these; it has outdated ones, too
-        self._progress: dict[tuple[int, int], tuple[int, Progress]] = {}  # with the lease; the oldest job first
+        self._by_job: dict[tuple[int, int], Notes] = {}
+        self._ages: list[tuple[int, int, int]] = []  # a heap of `failed_ms` and the job; some entries are outdated
         self.bytes = 0
 
-    def note_progress(self, topic_id: int, seq: int, lease: int, progress: Progress) -> None:
-        self._forget_progress((topic_id, seq))
-        self._progress[topic_id, seq] = lease, progress
-        self.bytes += _progress_bytes(progress)
-        self._make_room()
+    def get(self, topic_id: int, seq: int) -> Notes:
+        return self._by_job.get((topic_id, seq), NOTHING)
 
-    def progress(self, topic_id: int, seq: int, lease: int) -> Progress | None:
-        of_lease, progress = self._progress.get((topic_id, seq), (0, None))
-        return progress if of_lease == lease else None
-
-    def get(self, topic_id: int, seq: int) -> tuple[Reason, ...]:
-        return self._by_job.get((topic_id, seq), ())
-
-    def keep(self, topic_id: int, seq: int, reasons: tuple[Reason, ...]) -> None:
+    def keep(self, topic_id: int, seq: int, notes: Notes) -> None:
         self.forget(topic_id, seq)
-        self._by_job[topic_id, seq] = reasons
-        self.bytes += _size_bytes(reasons)
-        heappush(self._ages, (reasons[-1].at, topic_id, seq))
-        self._make_room()
+        self._by_job[topic_id, seq] = notes
+        self.bytes += notes.size_bytes
+        heappush(self._ages, (notes.failed_ms, topic_id, seq))
+        while self.bytes > MAX_BYTES:
+            failed_ms, *job = heappop(self._ages)
+            if self.get(*job).failed_ms == failed_ms:
+                self.forget(*job)
         if len(self._ages) > 2 * len(self._by_job) + STALE_MAX:
-            self._ages = [(kept[-1].at, *job) for job, kept in self._by_job.items()]
+            self._ages = [(kept.failed_ms, *job) for job, kept in self._by_job.items()]
             heapify(self._ages)
 
-    def _make_room(self) -> None:
-        while self.bytes > MAX_BYTES and self._progress:
-            self._forget_progress(next(iter(self._progress)))
-        while self.bytes > MAX_BYTES:
-            at, *job = heappop(self._ages)
-            if (oldest := self.get(*job)) and oldest[-1].at == at:
-                self.forget(*job)
-
-    def _forget_progress(self, job: tuple[int, int]) -> None:
-        if (known := self._progress.pop(job, None)) is not None:
-            self.bytes -= _progress_bytes(known[1])
-
     def forget(self, topic_id: int, seq: int) -> None:
-        self._forget_progress((topic_id, seq))
-        reasons = self._by_job.pop((topic_id, seq), None)
-        if reasons is not None:
-            self.bytes -= _size_bytes(reasons)
+        notes = self._by_job.pop((topic_id, seq), None)
+        if notes is not None:
+            self.bytes -= notes.size_bytes

@@ -196,7 +196,7 @@ async function listed(state, kind, { signal, again }) {
       held && h("td", { class: "number", "data-deadline": job.deadline }, remaining(job.deadline)),
       kind === "delayed" && h("td", { title: date(job.deliver_at ?? 0), class: "number", "data-deadline": job.deliver_at ?? 0 }, remaining(job.deliver_at ?? 0)),
       h("td", {}, job.$tag ?? "–"),
-      keyed && h("td", {}, job.$key ?? "–"),
+      keyed && h("td", {}, job.$key ?? "–", job.blocked && span("faint", " waits")),
       held && h("td", { class: "state" }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
       failed && h("td", { class: "state bad", title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
       h("td", { class: "data" }, jsonFold(job.data)),

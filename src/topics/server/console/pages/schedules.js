@@ -1,4 +1,4 @@
-/** Schedules: when each ran last and runs next, and why ticks fail; run one now, pause it, or look at its next ticks. */
+/** Schedules: their last and next runs, and why ticks fail; run one now, pause it, or list its next ticks. */
 
 import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { ago, count, date, duration } from "../parts/format.js"
