@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -37,6 +38,7 @@ from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
 PASS_MAX_JOBS = 10_000
+_seq_of = attrgetter("seq")
 STREAM_CLOSED: Why = ("the work stream was closed", None)
 LEASE = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,'
 
@@ -130,7 +132,7 @@ class Queues:
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, grants = [], []
         for want, jobs in zip(wants, shares, strict=True):
-            jobs.sort(key=lambda job: job.seq)
+            jobs.sort(key=_seq_of)
             if not jobs:
                 claims.append(Claimed(topic, [], [], 0))
                 continue
@@ -372,9 +374,10 @@ class Queues:
         jobs: dict[int, Job] = {}
         skipped = []
         for at, seq in enumerate(seqs):
-            job = queue.held(seq)
+            job = queue.leases.get(seq)  # as `queue.held` does, without a call for each job
             if (
                 job is None
+                or job.term.ended
                 or job.node != node
                 or seq in jobs
                 or (lease_ids is not None and lease_ids[at] != job.lease_id)

@@ -232,13 +232,14 @@ class Leases:
                 self._topic.totals.reasons.forget(self._topic.topic_id, seq)
         for seq in seqs:
             if (job := self.leases.pop(seq, None)) is not None:
-                self._deadlines.leave(job)
+                self._deadlines.leave((job,))
                 self._unhold(job)
                 self.cancelled[seq] = job.node
                 if len(self.cancelled) > CANCELLED_MAX:
                     del self.cancelled[next(iter(self.cancelled))]
             elif (job := self.leaving.pop(seq, None)) is not None:
-                self._unhold(job)
+                if job.holder is not None:
+                    self._unhold(job)
             else:
                 self.reclaim.pop(seq, None)
                 self.resting.pop(seq, None)
@@ -291,15 +292,14 @@ class Leases:
             holder.held.update(job.seq for job in jobs)
 
     def extend(self, jobs: list[Job], deadline_ms: int) -> None:
-        for job in jobs:
-            self._deadlines.leave(job)
+        self._deadlines.leave(jobs)
         self._deadlines.set(deadline_ms, jobs)
 
-    def take_out(self, jobs: Iterable[Job]) -> None:
+    def take_out(self, jobs: list[Job]) -> None:
         """Keep leased jobs from all other verbs while an entry about them is on its way to the log."""
+        self._deadlines.leave(jobs)
         for job in jobs:
             del self.leases[job.seq]
-            self._deadlines.leave(job)
             self.leaving[job.seq] = job
 
     def put_back(self, jobs: Iterable[Job]) -> None:
@@ -319,7 +319,7 @@ class Leases:
         most = self.max_deliveries()
         for job in jobs:
             if self.leases.pop(job.seq, None) is not None:
-                self._deadlines.leave(job)
+                self._deadlines.leave((job,))
             elif self.leaving.pop(job.seq, None) is None and not (undelivered and self._take_ended(job.seq)):
                 continue  # deleted in between
             self._unhold(job)

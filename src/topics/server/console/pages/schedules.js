@@ -1,4 +1,4 @@
-/** Schedules: their last and next runs, and why ticks fail; run one now, pause it, or list its next ticks. */
+/** Schedules: their last and next runs, and why ticks fail; run, pause or preview one. */
 
 import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { ago, count, date, duration } from "../parts/format.js"
