@@ -178,6 +178,7 @@ class Flood:
         self._writer = writer
         self._seconds = seconds
         self._open: Subscribers | None = None
+        self.delivered = 0
 
     def open(self) -> None:
         self._open = self._subscribe()
@@ -198,6 +199,7 @@ class Flood:
         subscribers.close()
         if received.records != wanted:
             raise RuntimeError(f"{received.records:,} records arrived of {wanted:,}")
+        self.delivered = received.records
         return received.records / elapsed
 
 

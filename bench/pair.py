@@ -31,13 +31,14 @@ from workers import Topics, work_off
 RECORDS, JOBS, TOPICS, WATCHERS = 200_000, 20_000, 10_000, 1_000
 SECONDS = 2.0
 Round = Callable[[], float]  # runs one round and returns how much work was done
+Prepare = Callable[[], Round]  # what comes before a round and is not measured
 
 
-def _load(run: Callable[[], Load], times: int = 1) -> Round:
-    return lambda: run().per_s * SECONDS * times
+def _load(run: Callable[[], Load], times: int = 1) -> Prepare:
+    return lambda: lambda: run().per_s * SECONDS * times
 
 
-def _append(server: Server, connections: int, size: int) -> Round:
+def _append(server: Server, connections: int, size: int) -> Prepare:
     topic = f"batch{size}"
     Api(server.port).create(topic, durability="disk")
     return _load(
@@ -45,51 +46,60 @@ def _append(server: Server, connections: int, size: int) -> Round:
     )
 
 
-def _diff(server: Server) -> Round:
+def _diff(server: Server) -> Prepare:
     Api(server.port).create("many", durability="disk")
     send_all(server.port, appends("many", RECORDS, per_request=1_000))
     return _load(lambda: diff_load(server.port, seconds=SECONDS, head=RECORDS, topic="many"))
 
 
-def _head(server: Server) -> Round:
+def _head(server: Server) -> Prepare:
     Api(server.port).create("few", durability="disk")
     send_all(server.port, appends("few", 10_000, per_request=1_000))
     path = "/v0/topics/few/diff"
     return _load(lambda: wrk(server.port, "head.lua", path, connections=32, seconds=SECONDS, args=("10000",)))
 
 
-def _flood(server: Server) -> Round:
+def _flood(server: Server) -> Prepare:
     Api(server.port).create("t", durability="disk")
 
-    def run() -> float:
+    def prepare() -> Round:
         flood = Flood(
             lambda: watch(server.port, "t", WATCHERS),
             lambda: Writer(server.port, append_request("t"), b"HTTP/1.1 200", depth=16),
             SECONDS,
         )
         flood.open()
-        return flood.run() * SECONDS
 
-    return run
+        def run() -> float:
+            flood.run()
+            return flood.delivered
+
+        return run
+
+    return prepare
 
 
-def _claims(server: Server) -> Round:
-    def run() -> float:
+def _claims(server: Server) -> Prepare:
+    def prepare() -> Round:
         Api(server.port).create("jobs", type="queue", durability="disk")
         send_all(server.port, appends("jobs", JOBS, per_request=1_000))
-        work_off(server.port, Topics("jobs", 8), workers=50, jobs=JOBS)
-        return JOBS
 
-    return run
+        def run() -> float:
+            work_off(server.port, Topics("jobs", 8), workers=50, jobs=JOBS)
+            return JOBS
+
+        return run
+
+    return prepare
 
 
-def _topics(server: Server) -> Round:
+def _topics(server: Server) -> Prepare:
     send_all(server.port, (post(f"/v0/topics/t{number}", batch(1)) for number in range(TOPICS)))
     args = (str(TOPICS),)
     return _load(lambda: wrk(server.port, "topics.lua", "/v0/topics/t0", connections=32, seconds=SECONDS, args=args))
 
 
-ROWS: dict[str, Callable[[Server], Round]] = {
+ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w1": lambda server: _append(server, 32, 1),
     "w2": lambda server: _append(server, 16, 100),
     "w4": _diff,
@@ -109,12 +119,13 @@ def _both(plans: list[Plan]) -> Iterator[list[Server]]:
 
 def compare(row: str, plans: list[Plan], rounds: int) -> None:
     with _both(plans) as servers:
-        runs = [ROWS[row](server) for server in servers]
+        rounds_of = [ROWS[row](server) for server in servers]
         done: list[list[float]] = [[], []]
         for number in range(rounds + 1):
             for side in (0, 1) if number % 2 else (1, 0):
+                run = rounds_of[side]()
                 before = cpu_s(servers[side].pid)
-                work = runs[side]()
+                work = run()
                 if number:  # the first round warms up
                     done[side].append(work / (cpu_s(servers[side].pid) - before))
     _show(row, done, "per cpu-s")
