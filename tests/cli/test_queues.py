@@ -207,6 +207,9 @@ def test_work_reports_jobs_that_move_to_the_dead_letters(cli: Cli, api: Api) -> 
     assert "dead ever" in cli.tty("queue", "ls", "dying").lines[0]
     cli.pipe("config", "dying", "--paused", "true", "--retry", '{"min_ms": 5}')
     assert "dying (paused)" in cli.tty("queue", "ls", "dying").out
+    [config] = rows(cli.pipe("config", "dying", "--retry", "null", "--rate", "5"))
+    assert (config["retry"], config["rate"]) == (None, {"per_s": 5.0, "burst": 1})
+    assert rows(cli.pipe("config", "dying", "--rate", "null"))[0]["rate"] is None
 
 
 def test_keys_and_unique_jobs_are_appended_and_shown(cli: Cli, api: Api) -> None:
@@ -227,6 +230,25 @@ def test_keys_and_unique_jobs_are_appended_and_shown(cli: Cli, api: Api) -> None
         ).status
         == 0
     )
+
+
+def test_claim_without_a_job_says_why(cli: Cli, api: Api) -> None:
+    queue(api, "why", "a", "b")
+    api("PUT", "/v0/topics/why", {"max_in_flight": 1})
+    cli.pipe("queue", "claim", "why")
+    assert "workers hold 1 job" in cli.pipe("queue", "claim", "why").err
+    api("PUT", "/v0/topics/why", {"max_in_flight": 0, "rate": {"per_s": 0.001}})
+    cli.pipe("queue", "claim", "why")
+    cli.pipe("queue", "nack", "why", "1-2")
+    assert "`rate` allows no further job now" in cli.pipe("queue", "claim", "why").err
+    api("PUT", "/v0/topics/why", {"paused": True})
+    assert "`topics queue resume why`" in cli.pipe("queue", "claim", "why").err
+    queue(api, "one-key")
+    for _ in range(2):
+        cli.pipe("append", "one-key", "1", "--record-key", "k")
+    cli.pipe("queue", "claim", "one-key")
+    assert "1 in flight, 0 delayed, 1 blocked" in cli.pipe("queue", "claim", "one-key").err
+    assert "blocked" in cli.tty("queue", "peek", "one-key").out
 
 
 def test_queue_is_paused_and_resumed(cli: Cli, api: Api) -> None:

@@ -105,7 +105,8 @@ BY_NAME = {field.name: field for field in FIELDS}
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configuration")
     for field in FIELDS:
-        row: dict[str, Any] = {"type": field.parse, "choices": field.choices or None}
+        # Without the option there is no attribute, because `--rate null` is a value, too.
+        row: dict[str, Any] = {"type": field.parse, "choices": field.choices or None, "default": argparse.SUPPRESS}
         option(f"{field.flag} {field.metavar}", field.help, dest=f"config_{field.name}", **row)(group)
     option(
         "--set FIELD=JSON", "set any field of the API, such as archive='{\"hold\": true}'",
@@ -115,8 +116,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields that the options set."""
-    given = {field.name: getattr(args, f"config_{field.name}") for field in FIELDS}
-    return {name: value for name, value in given.items() if value is not None} | dict(args.config_set)
+    given = vars(args)
+    fields = {field.name: given[dest] for field in FIELDS if (dest := f"config_{field.name}") in given}
+    return fields | dict(args.config_set)
 
 
 def _assignment(text: str) -> tuple[str, Any]:
