@@ -307,13 +307,18 @@ export class Job extends TopicRecord {
 
   /**
    * Report how far the job is, from 0 to 1: the console and `listJobs` show it. Return false if the lease had ended. The
-   * lease stays as it is, and a restart of the server forgets the progress. Each call is a request.
+   * lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does not fail
+   * because a busy server, or none, answers it.
    * @param {number} share
    * @param {string} [text]
-   * @param {{retries?: number}} [options]
    */
-  async progress(share, text, options = {}) {
-    return this.#extend({ progress: { share, text }, ...checked("job.progress", options) })
+  async progress(share, text) {
+    try {
+      return await this.#extend({ progress: { share, text }, retries: 0 })
+    } catch (error) {
+      if (!(error instanceof TopicsError && error.retryable)) throw error
+      return true
+    }
   }
 
   /** @param {{leaseMs?: number, progress?: Progress, retries?: number}} held */
@@ -660,7 +665,6 @@ const OPTIONS = {
   "job.ack": ["retries"],
   "job.nack": ["retry", "reason", "error", "retries"],
   "job.extend": ["retries"],
-  "job.progress": ["retries"],
   "socket.publish": WRITE,
   "socket.subscribe": [...START, "node", "includeTags", "includeMeta", "includeData"],
   "socket.commit": ["consumer"],

@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
-from topics.client import AsyncJob, AsyncTopics, NewRecord
+from topics.client import AsyncJob, AsyncTopics, InvalidRequest, NewRecord
 from topics.model.queue import Progress, Reason
 
 pytestmark = pytest.mark.anyio
@@ -105,6 +105,16 @@ async def test_progress_of_a_job_is_listed(topics: AsyncTopics, queue: str, form
             assert not await job.progress(0.5)
             assert job.is_cancelled
             topics.stop()
+
+
+async def test_progress_that_no_server_takes_fails_no_job(topics: AsyncTopics, queue: str, name: str) -> None:
+    [job] = await topics.claim(queue, node="w")
+    async with AsyncTopics("http://127.0.0.1:1") as nowhere:
+        job._client = nowhere
+        assert await job.progress(0.4)
+        job._client = topics
+        with pytest.raises(InvalidRequest):
+            await job.progress(40)
 
 
 @forms

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from topics.client._async.management import AsyncCalls
 from topics.client.call import failure_of, given, topic_path
+from topics.client.errors import TopicsError
 from topics.client.items import Match, Record
 from topics.model import queue
 
@@ -105,16 +106,25 @@ class AsyncJob:
     async def progress(self, share: float, text: str | None = None) -> bool:
         """Report how far the job is, from 0 to 1: the console and `list_jobs` show it. Return False if the lease had ended.
 
-        The lease stays as it is, and a restart of the server forgets the progress. Each call is a request.
+        The lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does
+        not fail because a busy server, or none, answers it.
 
         await job.progress(0.4, "400 of 1,000 pages")
         """
-        return await self._extend(progress=queue.Progress(share, text))
+        try:
+            return await self._extend(progress=queue.Progress(share, text), retries=0)
+        except TopicsError as error:
+            if not error.retryable:
+                raise
+            return True
 
-    async def _extend(self, *, lease_ms: int | None = None, progress: queue.Progress | None = None) -> bool:
+    async def _extend(
+        self, *, lease_ms: int | None = None, progress: queue.Progress | None = None, retries: int | None = None
+    ) -> bool:
         answer = await self._client.extend(
-            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, progress=progress, lease_ids=[self.lease_id]
-        )
+            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, progress=progress, lease_ids=[self.lease_id],
+            retries=retries,
+        )  # fmt: skip
         if answer.extended:
             self.deadline = answer.deadlines[str(self.seq)]
         self.is_cancelled = self.is_cancelled or bool(answer.cancelled)
