@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
-from topics.client import AsyncJob, AsyncTopics, InvalidRequest, NewRecord
+from topics.client import AsyncJob, AsyncTopics, NewRecord, TopicsError
 from topics.model.queue import Progress, Reason
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +113,7 @@ async def test_progress_that_no_server_takes_fails_no_job(topics: AsyncTopics, q
         job._client = nowhere
         assert await job.progress(0.4)
         job._client = topics
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(TopicsError, match="progress.share"):
             await job.progress(40)
 
 
