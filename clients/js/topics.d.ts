@@ -237,14 +237,12 @@ export class Job extends TopicRecord {
     }): Promise<boolean>;
     /**
      * Report how far the job is, from 0 to 1: the console and `listJobs` show it. Return false if the lease had ended. The
-     * lease stays as it is, and a restart of the server forgets the progress. Each call is a request.
+     * lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does not fail
+     * because a busy server, or none, answers it.
      * @param {number} share
      * @param {string} [text]
-     * @param {{retries?: number}} [options]
      */
-    progress(share: number, text?: string, options?: {
-        retries?: number;
-    }): Promise<boolean>;
+    progress(share: number, text?: string): Promise<boolean>;
     #private;
 }
 /**
@@ -906,16 +904,17 @@ export class Topics {
         dead_lettered?: number;
     }>;
     /**
-     * Hold jobs for `leaseMs` from now.
+     * Hold jobs for `leaseMs` from now, or report the progress of their worker, or both.
      * @param {string} queue
-     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
+     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs?: number, progress?: Progress} & CallOptions} held
      * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>, cancelled?: number[]}>}
      */
     extend(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
-        leaseMs: number;
+        leaseMs?: number;
+        progress?: Progress;
     } & CallOptions): Promise<{
         extended: number;
         skipped: number[];
@@ -1645,6 +1644,10 @@ export type ListedJob = {
      */
     node?: string | undefined;
     lease_id?: string | undefined;
+    /**
+     * whether it waits for an earlier job of its key
+     */
+    blocked?: boolean | undefined;
     deadline?: number | undefined;
     /**
      * how far the worker has come
