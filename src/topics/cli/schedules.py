@@ -124,8 +124,8 @@ def put_schedule(call: Call) -> None:
 def get_schedule(call: Call) -> None:
     answer = call.ask()
     shown = [(name.strip(">"), cell(answer)) for name, cell in COLUMNS.items()]
-    names = ("timezone", "starts_at", "ends_at", "catch_up", "overlap", "jitter_ms", "last_seq", "skipped_total", "record")
-    call.screen.fields(answer, shown + [(name, _shown(answer[name])) for name in names])
+    names = "starts_at", "ends_at", "catch_up", "overlap", "jitter_ms", "last_seq", "skipped_total", "record"
+    call.screen.fields(answer, [*shown, *((name, _shown(answer[name])) for name in names)])
 
 
 def _shown(value: object) -> str:

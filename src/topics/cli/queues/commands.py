@@ -41,12 +41,10 @@ QUEUE_COLUMNS: Columns = {
     "deliveries>": lambda row: count(row["max_deliveries"]) if row["max_deliveries"] else "any",
     "dead letters": lambda row: row.get("dead_letter_error") or row["dead_letter"] or "none",
 }
-JOB_STYLES = {"ready": "green", "in_flight": "yellow"}
+JOB_STYLES = {"ready": "green", "in flight": "yellow", "blocked": "yellow"}
 JOB_COLUMNS: Columns = {
     "seq>": lambda job: str(job["$seq"]),
-    "state": lambda job: Styled("blocked", "yellow") if job.get("blocked") else Styled(
-        job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")
-    ),
+    "state": lambda job: _state(job),
     "deliveries>": lambda job: str(job["deliveries"]),
     "held by": lambda job: job.get("node") or "",
     "progress": lambda job: _progress(job.get("progress")),
@@ -75,6 +73,11 @@ def _decoded(raw: bytes) -> dict[str, Any]:
 
 def _first_line(text: object) -> str:
     return str(text).partition("\n")[0]
+
+
+def _state(job: dict[str, Any]) -> Styled:
+    text = "blocked" if job.get("blocked") else job["state"].replace("_", " ")
+    return Styled(text, JOB_STYLES.get(text, "dim"))
 
 
 def _progress(progress: dict[str, Any] | None) -> str:

@@ -81,8 +81,8 @@ def queue_state(call: Call) -> dict[str, Any]:
     usage="QUEUE -- COMMAND…",
     details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG, TOPICS_RECORD_KEY "
     "and TOPICS_DELIVERIES in its environment. The lease is extended while it runs. What it writes to the file "
-    "TOPICS_PROGRESS, such as `0.4 page 4 of 10`, is its progress in `queue peek` and the console. On SIGINT or SIGTERM, "
-    "running programs finish; a second signal ends them.",
+    "TOPICS_PROGRESS, such as `0.4 page 4 of 10`, is its progress in `queue peek` and the console. On SIGINT or "
+    "SIGTERM, running programs finish; a second signal ends them.",
     examples="""\
   topics queue work mail -- ./send-mail
   topics queue work pictures -j 4 --timeout 5m -- sh -c 'jq -r .url | xargs curl -O'

@@ -104,7 +104,7 @@ class AsyncJob:
         return await self._extend(lease_ms=lease_ms)
 
     async def progress(self, share: float, text: str | None = None) -> bool:
-        """Report how far the job is, from 0 to 1: the console and `list_jobs` show it. Return False if the lease had ended.
+        """Report how far the job is, from 0 to 1, for the console and `list_jobs`. Return False if the lease had ended.
 
         The lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does
         not fail because a busy server, or none, answers it.
