@@ -79,7 +79,7 @@ class Shop:
         """Add a schedule that has run, one that is paused, and one whose topic is gone."""
         record = {"data": {"do": "report"}}
         nightly = {"topic": "reports", "record": record, "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
-        self.put("reports", type="queue", max_in_flight=8, rate={"per_s": 5}, rate_per_key={"per_s": 1})
+        self.put("reports", type="queue", max_in_flight=8, rate={"per_s": 5, "burst": 9}, rate_per_key={"per_s": 1})
         self.send("PUT", "/v0/schedules/nightly", nightly)
         self.send("POST", "/v0/schedules/nightly/run")
         self.send("PUT", "/v0/schedules/sweep", nightly | {"cron": None, "timezone": "UTC", "every_ms": 1_800_000})

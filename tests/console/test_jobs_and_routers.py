@@ -152,12 +152,14 @@ def test_queue_shows_keys_limits_progress_and_reasons(open_page: OpenPage, url: 
 def test_queue_is_paused_and_resumed(open_page: OpenPage, shop: Shop, url: str) -> None:
     shop.put("halted", type="queue")
     page = open_page(url, "queues/halted")
+    expect(page.get_by_text("No job is in flight")).to_be_visible()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_role("alert")).to_contain_text("The queue is paused.")
     assert shop.send("GET", "/v0/topics/halted")["config"]["paused"] is True
     page.goto(f"{url}/console#/queues")
     expect(page.get_by_role("row").filter(has_text="halted")).to_contain_text("paused")
     page.goto(f"{url}/console#/queues/halted")
+    expect(page.get_by_role("alert")).to_contain_text("The queue is paused.")
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("alert")).to_have_count(0)
     assert shop.send("GET", "/v0/topics/halted")["config"]["paused"] is False
@@ -165,8 +167,9 @@ def test_queue_is_paused_and_resumed(open_page: OpenPage, shop: Shop, url: str) 
 
 def test_new_queue_of_the_console_has_safe_defaults(open_page: OpenPage, shop: Shop, url: str) -> None:
     page = open_page(url, "queues?new=queue")
-    page.get_by_label("Name").fill("made-safe")
-    page.get_by_role("button", name="Create topic").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("made-safe")
+    dialog.get_by_role("button", name="Create topic").click()
     expect(page.get_by_role("heading", name="made-safe")).to_be_visible()
     config = shop.send("GET", "/v0/topics/made-safe")["config"]
     assert (config["discard"], config["leases_durable"]) == ("reject", True)
