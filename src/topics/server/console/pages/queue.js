@@ -184,20 +184,20 @@ async function listed(state, kind, { signal, again }) {
   if (page.jobs.length === 0) return empty(EMPTY[kind][0], EMPTY[kind][1], kind === "ready" ? curl(topicPath(name), { records: [{ data: { to: "ada@example.com" } }] }) : null)
   const held = kind === "in_flight"
   const mayWrite = session.can("write", name)
-  const [keyed, failed] = [page.jobs.some((job) => job.$key), page.jobs.some((job) => job.reasons)]
+  const [prior, keyed, moves, failed] = ["priority", "$key", "progress", "reasons"].map((name) => page.jobs.some((job) => job[name]))
   const rows = page.jobs.map((job) => {
     const lease = { node: job.node, seqs: [job.$seq], lease_ids: [job.lease_id] }
     return [
       num(job.$seq),
       num(job.deliveries, state.config.max_deliveries ? span("faint", ` of ${whole(state.config.max_deliveries)}`) : ""),
-      num(job.priority),
+      prior && num(job.priority),
       h("td", { title: date(job.$ts) }, ago(job.$ts, session.now())),
       held && h("td", {}, job.node),
       held && h("td", { class: "number", "data-deadline": job.deadline }, remaining(job.deadline)),
       kind === "delayed" && h("td", { title: date(job.deliver_at ?? 0), class: "number", "data-deadline": job.deliver_at ?? 0 }, remaining(job.deliver_at ?? 0)),
       h("td", {}, job.$tag ?? "–"),
       keyed && h("td", {}, job.$key ?? "–", job.blocked && span("faint", " waits")),
-      held && h("td", { class: "state" }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
+      moves && h("td", { class: "state" }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
       failed && h("td", { class: "state bad", title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
       h("td", { class: "data" }, jsonFold(job.data)),
       held && h("td", { class: "row-actions" },
@@ -206,7 +206,7 @@ async function listed(state, kind, { signal, again }) {
         copyAs(() => actions.nack(name, lease))),
     ]
   })
-  const heads = ["Seq#", "Deliveries#", "Priority#", "Added", held && "Holder", held && "Deadline#", kind === "delayed" && "Due in#", "Tag", keyed && "Key", held && "Progress", failed && "Last reason", "Data", held && "Actions"].filter(Boolean)
+  const heads = ["Seq#", "Deliveries#", prior && "Priority#", "Added", held && "Holder", held && "Deadline#", kind === "delayed" && "Due in#", "Tag", keyed && "Key", moves && "Progress", failed && "Last reason", "Data", held && "Actions"].filter(Boolean)
   return [
     plainTable("Jobs", heads, rows.map((cells) => h("tr", {}, cells)), "jobs"),
     page.next_cursor && note(`The first ${PAGE} of ${count(page[kind], "job")}, in the order of the log.`),
