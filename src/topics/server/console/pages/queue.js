@@ -71,7 +71,7 @@ export function show({ params: [name], query, signal: left }) {
     const age = oldest.jobs.length ? Math.max(session.now() - oldest.jobs[0].$ts, 0) : 0
     const wait = done > 0 ? (ready / done) * 1000 : 0
     put(problem, dead_letter_error && h("div", { class: "failure", role: "alert" }, `Jobs cannot move to the dead-letter topic: ${dead_letter_error}`),
-      paused ? h("div", { class: "failure", role: "alert" }, h("strong", {}, "The queue is paused."), " Workers get no jobs until it is resumed.")
+      paused ? h("div", { class: "failure", role: "alert" }, h("strong", {}, "The queue is paused."), " Workers get no jobs.")
         : ready > 0 && in_flight === 0 && done === 0 && age > IDLE_MS && noWorker(name, ready, age))
     put(pause, paused ? "Resume" : "Pause")
     figures.ready.set(whole(ready), blocked ? `${whole(blocked)} wait for their key` : "")
@@ -116,7 +116,7 @@ export function show({ params: [name], query, signal: left }) {
     for (const cell of list.querySelectorAll("[data-deadline]")) setText(cell, remaining(Number(cell.dataset.deadline)))
   }, 500)
   signal.addEventListener("abort", () => clearInterval(counting))
-  const pause = button("Pause", () => state && act(() => session.request("PUT", topicPath(name), { paused: !state.config.paused }), "config", state.config.paused ? "Workers get jobs again." : "Workers get no jobs until the queue is resumed.", refresh))
+  const pause = button("Pause", () => state && act(() => session.request("PUT", topicPath(name), { paused: !state.config.paused }), "config", state.config.paused ? "Workers get jobs again." : "Workers get no jobs.", refresh))
   const open = (heading, make) => () => state && formDialog(heading, (done) => make(state, done), refresh)
   const head = pageHead(name, {
     crumbs: [["Queues", "#/queues"]], badges: [badge("queue")],
