@@ -508,6 +508,7 @@ export class ServerCursor {
  * @property {number} [deliver_at]
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
+ * @property {boolean} [blocked] whether it waits for an earlier job of its key
  * @property {number} [deadline]
  * @property {Progress} [progress] how far the worker has come
  * @property {Reason[]} [reasons] why earlier deliveries failed
