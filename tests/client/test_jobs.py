@@ -113,7 +113,7 @@ async def test_progress_that_no_server_takes_fails_no_job(topics: AsyncTopics, q
         job._client = nowhere
         assert await job.progress(0.4)
         job._client = topics
-        with pytest.raises(TopicsError, match="progress.share"):
+        with pytest.raises(TopicsError, match=r"progress\.share"):
             await job.progress(40)
 
 
