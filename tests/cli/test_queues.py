@@ -39,7 +39,7 @@ def test_claimed_jobs_are_finished_returned_and_extended(cli: Cli, api: Api) -> 
     assert "in flight" in cli.tty("queue", "peek", "mail").out
     [row] = rows(cli.pipe("queue", "ls", "mail"))
     assert (row["ready"], row["in_flight"], row["delayed"]) == (1, 1, 1)
-    assert cli.tty("queue", "ls", "mail").lines[1].split()[:4] == ["mail", "1", "1", "1"]
+    assert cli.tty("queue", "ls", "mail").lines[1].split()[:5] == ["mail", "1", "0", "1", "1"]
 
 
 def test_nack_takes_a_reason_and_peek_shows_it(cli: Cli, api: Api) -> None:
