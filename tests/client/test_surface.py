@@ -75,6 +75,7 @@ CALLS: list[Callable[[AsyncTopics], Any]] = [
     lambda t: t.schedules(),
     lambda t: t.drop_schedule("a"),
     lambda t: t.run_schedule("a"),
+    lambda t: t.pause_schedule("a", paused=False),
     lambda t: t.preview_schedule("a", cron="@hourly"),
     lambda t: t.health(),
     lambda t: t.ready(),
