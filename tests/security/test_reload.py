@@ -63,7 +63,7 @@ def test_key_file_that_cannot_be_used_changes_nothing(start_server: StartServer,
     server.kill()  # a refused file is logged as an error, which `stop` would report
 
 
-def test_websocket_of_a_removed_key_loses_its_rights(start_server: StartServer, keys: Path):
+def test_websocket_of_a_removed_key_is_closed(start_server: StartServer, keys: Path):
     server = start_server(api_keys_file=keys)
     publish = json.dumps({"op": "publish", "topic": "t", "records": [{"data": 1}]})
 
@@ -80,4 +80,4 @@ def test_websocket_of_a_removed_key_loses_its_rights(start_server: StartServer, 
 
     first, second = asyncio.run(talk())
     assert first["op"] != "error", first
-    assert (second["op"], second["code"]) == ("error", "forbidden")
+    assert (second["op"], second["code"]) == ("error", "unauthorized")

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import retention
+from topics.engine.access.verbs import Access
 from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
@@ -71,6 +72,7 @@ class Engine:
         self.queues = Queues(staging)
         self.routers = Routers(staging)
         self.schedules = Schedules(staging)
+        self.access = Access(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         appends = Appends(staging)
@@ -181,6 +183,10 @@ class Engine:
 
         changed.on_done(landed)
         return ticket
+
+    def create_system_topic(self, name: str, patch: ConfigPatch) -> Ticket:
+        """Create a topic that is the server's own: clients cannot have its name."""
+        return self._create_topic(name, configure(name, patch))
 
     def _create_topic(self, name: str, config: TopicConfig) -> Ticket:
         create = self.staging.new_topic(name, config)

@@ -59,8 +59,8 @@ def usage(message: str, next_step: str = "") -> Failure:
     return Failure(message, status=EXIT_USAGE, next_step=next_step)
 
 
-def failure_of(error: TopicsError, names: list[str]) -> Failure:
-    """Return the failure for an error of the server. `names` are known topics, to suggest a similar one."""
+def failure_of(error: TopicsError) -> Failure:
+    """Return the failure for an error of the server."""
     message, next_step = str(error), NEXT_STEPS.get(error.code, "")
     status = EXIT_OF_STATUS.get(error.status, EXIT_RETRY if error.retryable else EXIT_FAILED)
     if error.code is Code.ROUTER_CYCLE:
@@ -72,10 +72,7 @@ def failure_of(error: TopicsError, names: list[str]) -> Failure:
         fields = rf"(?<![\w.$\"'])({'|'.join(sorted(OPTION_OF_FIELD, key=len, reverse=True))})(?![\w.\"'])"
         message = re.sub(fields, lambda found: f"{OPTION_OF_FIELD[found[1]]} ({found[1]})", message)
         status = EXIT_USAGE
-    wanted = (error.detail or {}).get("topic")
-    if error.code is Code.TOPIC_NOT_FOUND and wanted:
-        from difflib import get_close_matches
-
-        if near := get_close_matches(str(wanted), names, n=1):
-            next_step = f"did you mean {near[0]}? {next_step}"
+    near = (error.detail or {}).get("near")
+    if error.code is Code.TOPIC_NOT_FOUND and near:
+        message, next_step = message.partition("; did you mean")[0], f"did you mean {near[0]}? {next_step}"
     return Failure(message, status=status, next_step=next_step)
