@@ -117,6 +117,8 @@ def start_topics(plan: Plan, data_dir: Path | None, **settings: str) -> Server:
     """Start a topics server and wait until it is ready. Without a data directory it keeps everything in memory."""
     port_file = plan.work_dir / f"port-{free_port()}"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    # An installed server has bytecode; without it a start compiles the package.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     env |= {"TOPICS_PORT_FILE": str(port_file), **settings}
     if data_dir is not None:
         env["TOPICS_DATA_DIR"] = str(data_dir)

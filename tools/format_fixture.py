@@ -95,6 +95,7 @@ def fill_stopped(server: OldServer) -> None:
     server.call("PUT", "/v0/routers/disk->copy", {"source": "disk", "dest": "copy"})
     server.append("disk", 40, 5)
     _fill_queue(server)
+    _fill_schedules(server)
     if server.status("GET", "/v0/consumers") == 200:
         server.call("PUT", "/v0/topics/disk/consumers/billing", {"seq": 12, "meta": {"host": "b7"}})
 
@@ -106,6 +107,30 @@ def _fill_queue(server: OldServer) -> None:
     server.call("POST", "/v0/topics/jobs/ack", {"node": "worker", "seqs": [1]})
 
 
+def _fill_schedules(server: OldServer) -> None:
+    """Write what came with schedules: jobs with keys, reasons of dead letters, and a schedule that has run once."""
+    if server.status("GET", "/v0/schedules") != 200:
+        return
+    config = {
+        "type": "queue",
+        "durability": "fsync",
+        "leases_durable": True,
+        "max_deliveries": 1,
+        "dead_letter": "dead",
+    }
+    server.call("PUT", "/v0/topics/keyed", config)
+    unique = {"data": "once", "key": "k0", "unique": {"key": "u", "for": "pending"}}
+    for records in ([unique], [{"data": n, "key": f"k{n % 2}"} for n in range(6)]):
+        server.call("POST", "/v0/topics/keyed", {"records": records})
+    claim = {"node": "w", "max": 2, "lease_ms": 86_400_000}
+    first = server.call("POST", "/v0/topics/keyed/claim", claim)["claimed"][0]
+    nack = {"node": "w", "seqs": [first["$seq"]], "reason": "timeout", "error": {"type": "Timeout", "message": "30 s"}}
+    server.call("POST", "/v0/topics/keyed/nack", nack)
+    schedule = {"topic": "keyed", "record": {"data": {"do": "report"}, "key": "k9"}, "cron": "0 3 29 2 *"}
+    server.call("PUT", "/v0/schedules/yearly", {**schedule, "timezone": "Europe/Berlin", "paused": True})
+    server.call("POST", "/v0/schedules/yearly/run", {})
+
+
 def fill_killed(server: OldServer) -> None:
     """Write what a killed process keeps on every machine: topics with `fsync`."""
     server.call("PUT", "/v0/topics/orders", {"durability": "fsync"})
@@ -113,6 +138,7 @@ def fill_killed(server: OldServer) -> None:
     server.append("orders", 30, 1)
     server.call("POST", "/v0/topics/orders/delete", {"match": ["tag", "Glob", "tag-2*"]})
     _fill_queue(server)
+    _fill_schedules(server)
     if server.status("GET", "/v0/consumers") == 200:
         for name in ("billing", "mail", "gone"):
             server.call("PUT", f"/v0/topics/orders/consumers/{name}", {"seq": 12, "meta": {"host": "b7"}})
@@ -142,7 +168,7 @@ def answers(server: OldServer) -> dict[str, Any]:
         {name: row[name] for name in ("router", "source", "dest")}
         for row in server.call("GET", "/v0/routers")["routers"]
     ]
-    return {"topics": found, "routers": routers, "consumers": _consumers(server)}
+    return {"topics": found, "routers": routers, "consumers": _consumers(server), "schedules": _schedules(server)}
 
 
 def _consumers(server: OldServer) -> list[dict[str, Any]]:
@@ -151,6 +177,14 @@ def _consumers(server: OldServer) -> list[dict[str, Any]]:
         return []
     rows = server.call("GET", "/v0/consumers")["consumers"]
     return [{name: row[name] for name in ("topic", "consumer", "seq", "meta")} for row in rows]
+
+
+def _schedules(server: OldServer) -> list[dict[str, Any]]:
+    """Return the schedules; none if this version has none."""
+    if server.status("GET", "/v0/schedules") != 200:
+        return []
+    rows: list[dict[str, Any]] = server.call("GET", "/v0/schedules")["schedules"]
+    return rows
 
 
 def main(argv: list[str]) -> int:

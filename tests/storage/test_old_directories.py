@@ -95,6 +95,8 @@ def _compare(http: httpx.Client, expected: Any) -> None:
             assert (queue["ready"] + queue["in_flight"], queue["delayed"]) == (jobs, old["queue"]["delayed"]), name
     routers = http.get("/v0/routers").json()["routers"]
     assert [{key: row[key] for key in ("router", "source", "dest")} for row in routers] == expected["routers"]
+    schedules = http.get("/v0/schedules").json()["schedules"]
+    assert schedules == expected.get("schedules", [])
     consumers = http.get("/v0/consumers").json()["consumers"]
     keys = ("topic", "consumer", "seq", "meta")
     assert [{key: row[key] for key in keys} for row in consumers] == expected["consumers"]

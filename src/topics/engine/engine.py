@@ -25,7 +25,7 @@ from topics.engine.schedules.verbs import Schedules
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.engine.write import apply, archived, delete
+from topics.engine.write import apply, archived, delete, uploads
 from topics.engine.write.append import Appends
 from topics.engine.write.commit import Commits, Log, Ticket
 from topics.engine.write.staging import Staging
@@ -208,6 +208,8 @@ class Engine:
             check_topic(name)
             return Ticket.of(Dropped(name, False, []))
         self.expire(topic)
+        if if_empty and topic.pending:
+            raise uploads.busy(f'a change of the records of topic "{name}"')
         if if_empty and topic.count:
             raise TopicsError(
                 Code.TOPIC_NOT_EMPTY,

@@ -66,6 +66,21 @@ def test_replicated_write_takes_effect_after_the_upload():
     assert server.data("sure") == ["1", "2"]
 
 
+def test_topic_with_a_record_that_waits_for_its_upload_is_not_dropped_as_empty():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    server.append("sure", "1", durability="replicated")
+    server.delete("sure", before_seq=2)
+    bucket.fail(at=len(bucket.requests))
+    ticket = server.engine.append("sure", request("2"))
+    with pytest.raises(TopicsError) as refused:
+        server.engine.drop_topic("sure", if_empty=True)
+    assert refused.value.code is Code.REPLICA_UNAVAILABLE
+    bucket.heal()
+    assert server.done(ticket).first == 2
+    assert server.data("sure") == ["2"]
+
+
 def test_write_whose_bytes_are_uploaded_before_its_sync_is_reported_does_not_wait():
     server = ReplicaServer.begin(SimBucket())
     server.append("sure", "1", durability="replicated")
