@@ -36,13 +36,10 @@ NEXT_STEPS: dict[str, str] = {
     Code.INTERNAL: "the log of the server has the details",
 }
 
-# Fields in messages of the server, and the options that set them.
+# Fields in messages of the server, and the options that set them, besides those of the configuration.
 OPTION_OF_FIELD = {
-    "ttl_ms": "--ttl", "cap_records": "--cap-records", "cap_bytes": "--cap-bytes", "auto_priority": "--auto-priority",
-    "auto_create": "--auto-create", "idempotency_window_ms": "--idempotency-window", "dedupe_node": "--dedupe-node",
-    "lease_ms": "--lease", "claim_jitter_ms": "--claim-jitter", "max_deliveries": "--max-deliveries",
-    "dead_letter": "--dead-letter", "leases_durable": "--leases-durable", "delay_ms": "--delay", "wait_ms": "--wait",
-    "expire_ms": "--expire", "max_hold_bytes": "--max-hold-bytes", "idempotency_key": "--key",
+    "delay_ms": "--delay", "wait_ms": "--wait", "expire_ms": "--expire", "max_hold_bytes": "--max-hold-bytes",
+    "idempotency_key": "--key",
 }  # fmt: skip
 
 
@@ -68,9 +65,12 @@ def failure_of(error: TopicsError) -> Failure:
     elif error.code is Code.INVALID_REQUEST:
         import re
 
+        from topics.cli.data.config_options import FIELDS
+
         # The option comes before each field of the API: `--lease (lease_ms)`.
-        fields = rf"(?<![\w.$\"'])({'|'.join(sorted(OPTION_OF_FIELD, key=len, reverse=True))})(?![\w.\"'])"
-        message = re.sub(fields, lambda found: f"{OPTION_OF_FIELD[found[1]]} ({found[1]})", message)
+        options = OPTION_OF_FIELD | {field.name: field.flag for field in FIELDS if "_" in field.name}
+        fields = rf"(?<![\w.$\"'])({'|'.join(sorted(options, key=len, reverse=True))})(?![\w.\"'])"
+        message = re.sub(fields, lambda found: f"{options[found[1]]} ({found[1]})", message)
         status = EXIT_USAGE
     near = (error.detail or {}).get("near")
     if error.code is Code.TOPIC_NOT_FOUND and near:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.durable.replication import ALIVE_MS, Replication
-from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
+from topics.server.loop.storage import ThreadWorker, on_thread
 from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
@@ -56,24 +56,15 @@ class ReplicaService:
         cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, *, address: str
     ) -> ReplicaService:
         """Check that the directory and the replica belong together, restore an empty directory, and open it."""
-        url, cancelled = settings.replica or "", False
 
-        def progress(done: int, total: int) -> None:
-            if cancelled:
-                raise RecoveryCancelled
-
-        def work() -> tuple[Bucket, start.Opened]:
-            bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
+        def work(progress: Callable[..., None]) -> tuple[Bucket, start.Opened]:
+            bucket = open_bucket(settings.replica or "", timeout_ms=settings.replica_timeout_ms)
             about = about_server(settings, address)
             opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
             datadir.open()
             return bucket, opened
 
-        try:
-            return cls(settings, clock, loop, *await asyncio.to_thread(work))
-        except asyncio.CancelledError:
-            cancelled = True  # ends the thread: the process cannot exit before it, and a restore may take long
-            raise
+        return cls(settings, clock, loop, *await on_thread(work))
 
     async def begin(self, storage: Storage, datadir: DataDir) -> None:
         """Begin a term, and wait until its first checkpoint is in the bucket.

@@ -75,7 +75,7 @@ def open_socket(services: Services, call: Call) -> Answer:
 
     def authenticate(secret: bytes) -> Caller:
         caller = of_key(kept, secret)
-        check_origin(services.runtime.settings, kept, caller)
+        check_origin(services, kept, caller)
         return caller
 
     return accept(services, request, call.caller, services.quotas.open_stream, authenticate)

@@ -13,11 +13,10 @@ from wsproto import events
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.frame_protocol import CloseReason
 
-from topics.config import Settings
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
 from topics.server.access.caller import UNKNOWN, Caller, Slot
-from topics.server.http.browser_origin import chosen_protocol, may_call
+from topics.server.http.browser_origin import Pages, chosen_protocol
 from topics.server.http.messages import Request, Response, Upgrade
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import LiveConnection
@@ -210,7 +209,7 @@ def accept(
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
     if caller is not UNKNOWN:
-        check_origin(services.runtime.settings, request, caller)
+        check_origin(services, request, caller)
     token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
     fields = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", token)]
     if (protocol := chosen_protocol(request.headers)) is not None:
@@ -238,21 +237,10 @@ def _check_handshake(request: Request) -> bytes:
     return key
 
 
-def check_origin(settings: Settings, request: Request, caller: Caller) -> None:
-    """Raise `forbidden` unless the page comes from this server or from an allowed origin.
+def check_origin(services: PushServices, request: Request, caller: Caller) -> None:
+    """Raise `forbidden` unless the page may connect. A caller with origins of its own was checked with its key.
 
-    A caller that has origins of its own was checked when it was authenticated.
-
-    Browsers let any page open a WebSocket anywhere: without this check a page on the internet could use the server on
-    its reader's own machine. Programs send no `Origin`.
+    Browsers let any page open a WebSocket anywhere. Of a server with keys, no other request is checked for that.
     """
-    origin = request.headers.get(b"origin", b"").decode("latin-1")
-    if not origin or caller.rights.origins or "*" in settings.cors_origins:
-        return
-    allowed = frozenset(one.lower() for one in settings.cors_origins)
-    if not may_call(origin, request.headers.get(b"host"), allowed):
-        raise TopicsError(
-            Code.FORBIDDEN,
-            "pages of this origin may not connect; add the origin to TOPICS_CORS_ORIGINS to allow it",
-            detail={"origin": origin[:256]},
-        )
+    if not caller.rights.origins:
+        Pages(hosts=None, origins=services.runtime.settings.cors_origins, has_keys=True).check(request.headers)
