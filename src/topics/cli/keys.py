@@ -5,7 +5,7 @@ from __future__ import annotations
 from topics.cli.command import Args, Call, Command, group
 from topics.cli.connect.server import delete, get, post
 from topics.cli.options import option
-from topics.cli.output.failures import usage
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.screen import Columns, Styled, confirm
 from topics.cli.output.units import moment
 from topics.client.call import Request, given, key_path
@@ -102,10 +102,9 @@ def rotate(call: Call) -> None:
 def revoke(call: Call) -> int:
     if not call.args.yes:
         confirm(f"revoke {call.args.key}? Its requests, streams and tokens end at once.")
-    return call.removed(call.args.key)
+    answer, name = call.ask(), call.args.key
+    call.screen.result(answer, f"revoked {name}" if answer["deleted"] else f"{name} does not exist")
+    return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
 
-register = group(
-    "key", create, ls, rotate, revoke,
-    examples="  topics key create billing --scopes read,write --prefixes orders.\n  topics key ls\n",
-)  # fmt: skip
+register = group("key", create, ls, rotate, revoke)
