@@ -36,11 +36,8 @@ NEXT_STEPS: dict[str, str] = {
     Code.INTERNAL: "the log of the server has the details",
 }
 
-# Fields in messages of the server, and the options that set them, besides those of the configuration.
-OPTION_OF_FIELD = {
-    "delay_ms": "--delay", "wait_ms": "--wait", "expire_ms": "--expire", "max_hold_bytes": "--max-hold-bytes",
-    "idempotency_key": "--key",
-}  # fmt: skip
+# Fields in messages of the server that options set, besides those of the configuration.
+FIELDS = ("delay_ms", "wait_ms", "expire_ms", "max_hold_bytes", "idempotency_key")
 
 
 class Failure(Exception):
@@ -65,14 +62,21 @@ def failure_of(error: TopicsError) -> Failure:
     elif error.code is Code.INVALID_REQUEST:
         import re
 
-        from topics.cli.data.config_options import FIELDS
+        from topics.model.topic import TopicConfig
 
         # The option comes before each field of the API: `--lease (lease_ms)`.
-        options = OPTION_OF_FIELD | {field.name: field.flag for field in FIELDS if "_" in field.name}
-        fields = rf"(?<![\w.$\"'])({'|'.join(sorted(options, key=len, reverse=True))})(?![\w.\"'])"
-        message = re.sub(fields, lambda found: f"{options[found[1]]} ({found[1]})", message)
+        names = sorted(
+            (name for name in (*TopicConfig.__struct_fields__, *FIELDS) if "_" in name), key=len, reverse=True
+        )
+        fields = rf"(?<![\w.$\"'])({'|'.join(names)})(?![\w.\"'])"
+        message = re.sub(fields, lambda found: f"{_option_of(found[1])} ({found[1]})", message)
         status = EXIT_USAGE
     near = (error.detail or {}).get("near")
     if error.code is Code.TOPIC_NOT_FOUND and near:
         message, next_step = message.partition("; did you mean")[0], f"did you mean {near[0]}? {next_step}"
     return Failure(message, status=status, next_step=next_step)
+
+
+def _option_of(field: str) -> str:
+    """Return the option that sets a field: `--ttl` for `ttl_ms`."""
+    return "--key" if field == "idempotency_key" else "--" + field.removesuffix("_ms").replace("_", "-")
