@@ -90,9 +90,8 @@ class StandbyService:
         It is, if its directory is that of the last writer, or if nobody has begun the replica for so long that a
         standby would take over.
         """
-        waits = False
-        # Two standbys that start together must not both begin: the second one would take over from the first.
-        begins_ns = self._clock.monotonic_ns() + int(self._settings.takeover_after_ms * random.uniform(2e6, 3e6))
+        waits = is_begun = False
+        begins_ns = self._begins_ns()
 
         def work(progress: Callable[..., None]) -> Loaded | None:
             loaded = start.load(self._bucket, self._dir.fs, self._dir.root, progress=progress)
@@ -109,8 +108,11 @@ class StandbyService:
             except start.NothingToFollow as error:
                 may_begin = error.is_empty and not self._settings.no_takeover
                 if may_begin and self._clock.monotonic_ns() > begins_ns:
-                    found = None
-                    break
+                    if await asyncio.to_thread(start.begin_replica, self._bucket) or is_begun:
+                        found = None
+                        break
+                    # Another standby begins. If it ends before it has a term, this one begins after another wait.
+                    is_begun, begins_ns = True, self._begins_ns()
                 if not waits:
                     log.info("waiting_for_writer", reason=str(error))
                 waits = True
@@ -121,6 +123,10 @@ class StandbyService:
         self._loaded = found
         log.info("loaded", object=found.last.number, term=found.term, topics=len(self._state.by_id))
         return True
+
+    def _begins_ns(self) -> int:
+        """Return when to begin a replica that stays empty. Two standbys that start together wait differently long."""
+        return self._clock.monotonic_ns() + int(self._settings.takeover_after_ms * random.uniform(2e6, 3e6))
 
     def begin(self, engine: Engine, slices: Slices) -> None:
         """Follow the sequence with this engine."""

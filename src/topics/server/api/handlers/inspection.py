@@ -62,6 +62,8 @@ def get_ready(services: Services, call: Call) -> Answer:
     answer = Ready("ready", True, len(services.engine.topics), performance(call.request), warnings)
     if standby is not None:
         answer.follows, answer.replica_lag_ms = standby.following.writer.address, standby.lag_ms
+    elif replication is not None:
+        answer.replica_lag_ms = replication.lag_ms
     return json_answer(200, answer)
 
 
