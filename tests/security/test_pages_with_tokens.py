@@ -17,7 +17,7 @@ const source = `
   onmessage = async ({ data }) => {
     const { Topics } = await import(data.server + "/client.js")
     const topics = new Topics(data.server, { token: async () => data.token })
-    postMessage((await topics.append("orders", "from the worker")).firstSeq > 0)
+    postMessage((await topics.append("orders", "from the worker")) > 0)
   }`
 try {
   const { Topics } = await import(server + "/client.js")
@@ -54,7 +54,7 @@ try {
   const socket = await topics.connect()
   await socket.subscribe("orders", { tail: true })
   await new Promise((done) => setTimeout(done, 3500)) // longer than the first token is valid
-  await socket.publish("orders", "last")
+  await socket.publish("orders", { data: "last" })
   for await (const item of socket) {
     await report("WebSocket", item.data)
     break

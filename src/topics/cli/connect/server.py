@@ -15,7 +15,6 @@ from topics.client.call import EVENT_STREAM, JSON, PAGE_ROWS, Request, with_quer
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.streams import Event, EventParser
-from topics.errors import Code
 
 ANSWER_TIMEOUT_S = 30.0
 BRIEFLY = Retries(math.inf, for_s=5.0, reconnect=False)

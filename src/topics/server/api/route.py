@@ -207,7 +207,8 @@ def note_parameters(call: Call) -> bool:
 
 def noted(services: Services, call: Call, ticket: Ticket, **detail: Any) -> Ticket:
     """Return the ticket of a change, which the audit topic records, unless nothing changes."""
-    if not ticket.done:
+    # A verb may have synced its ticket. One that was resolved without a commit has no effect.
+    if not ticket.done or (ticket.apply is not None and ticket.error is None):
         named = {part: name for part, name in call.params.items() if part == "consumer"}
         name = next((name for part, name in call.params.items() if part not in named), "")
         address = call.request.peer.rpartition(":")[0]
