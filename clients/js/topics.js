@@ -633,7 +633,9 @@ class Token {
 function renewAt(token) {
   try {
     const { iat, exp } = JSON.parse(atob((token ?? "").split(".")[1].replaceAll("-", "+").replaceAll("_", "/")))
-    return Number.isFinite(exp) ? Date.now() + 800 * (exp - (iat ?? Date.now() / 1000)) : Infinity
+    if (!Number.isFinite(exp)) return Infinity
+    const [now, lifeMs] = [Date.now(), 1000 * (exp - (iat ?? Date.now() / 1000))]
+    return Math.max(now + 1000, Math.min(now + 0.8 * lifeMs, 1000 * exp - 0.2 * lifeMs)) // it may have been kept for a while
   } catch {
     return Infinity
   }

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from msgspec import Struct
 
@@ -43,16 +43,16 @@ class BadKeys(ValueError):
 class Rights(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a key or a token allows. Empty and zero fields limit nothing."""
 
-    scopes: tuple[ScopeWord, ...] = SCOPES  # type: ignore[assignment]  # the words of the tuple are literals
-    prefixes: tuple[str, ...] = ()  # of topics, routers and schedules
-    names: tuple[str, ...] = ()  # exact ones, in addition to the prefixes
-    operations: tuple[Activity, ...] = ()
-    create: bool = True  # topics, by writing to them
-    node: str | None = None  # the only node whose records it may write
-    origins: tuple[str, ...] = ()  # of pages in a browser
-    max_streams: int = 0
-    max_inflight: int = 0
-    rate: int = 0  # requests in a second
+    scopes: Annotated[tuple[ScopeWord, ...], "`read`, `write`, `delete`, `admin`"] = SCOPES  # type: ignore[assignment]
+    prefixes: Annotated[tuple[str, ...], "of topics, routers and schedules"] = ()
+    names: Annotated[tuple[str, ...], "exact ones, in addition to the prefixes"] = ()
+    operations: Annotated[tuple[Activity, ...], "only these of what the scopes allow"] = ()
+    create: Annotated[bool, "whether a write may create a topic"] = True
+    node: Annotated[str | None, "the only node whose records it may write"] = None
+    origins: Annotated[tuple[str, ...], "of pages in a browser"] = ()
+    max_streams: Annotated[int, "the most open streams and WebSockets"] = 0
+    max_inflight: Annotated[int, "the most requests at a time"] = 0
+    rate: Annotated[int, "the most requests in a second"] = 0
 
     @property
     def covering(self) -> tuple[str, ...]:

@@ -123,12 +123,12 @@ class TokensRevoked(Struct):
 class KeyState(Struct, kw_only=True):
     """A key. Its secret is shown once: when it is created or rotated."""
 
-    key: str
+    key: Annotated[str, "its name"]
     source: Annotated[str, "`stored`, or `settings` for a key of the environment or the key file"]
     rights: Annotated[Rights, "what it allows; an omitted field limits nothing"]
-    note: str = ""
-    created_at: U64 | None = None
-    created_by: str | None = None
+    note: Annotated[str, "what it is for"] = ""
+    created_at: Annotated[U64 | None, "when it was created; null for a key of the settings"] = None
+    created_by: Annotated[str | None, "the key that created it"] = None
     expires_at: Annotated[U64 | None, "null: never"] = None
     last_used_at: Annotated[U64 | None, "its last request since the start of the server"] = None
     rotating_until: Annotated[U64 | None, "until then an older secret is valid, too"] = None
@@ -148,7 +148,7 @@ class KeyList(Struct, omit_defaults=True):
 
 
 class KeyDropped(Struct):
-    key: str
+    key: Annotated[str, "its name"]
     deleted: Annotated[bool, "whether the key existed"]
     performance: Performance
 
