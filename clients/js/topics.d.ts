@@ -498,6 +498,32 @@ export class ServerCursor {
  * @property {string|null} last_error
  */
 /**
+ * What a key or a token allows. One that is left out is that of the key that creates it.
+ * @typedef {object} RightsOptions
+ * @property {("read"|"write"|"delete"|"admin")[]} [scopes]
+ * @property {string[]} [prefixes]
+ * @property {string[]} [names]
+ * @property {("watch"|"diff"|"publish"|"work")[]} [operations]
+ * @property {boolean} [create] topics, by writing to them
+ * @property {string|null} [node]
+ * @property {string[]} [origins]
+ * @property {number} [maxStreams]
+ * @property {number} [maxInflight]
+ * @property {number} [rate]
+ */
+/**
+ * @typedef {object} KeyState
+ * @property {string} key
+ * @property {"stored"|"settings"} source
+ * @property {Record<string, any>} rights
+ * @property {string} note
+ * @property {number|null} created_at
+ * @property {string|null} created_by
+ * @property {number|null} expires_at
+ * @property {number|null} last_used_at
+ * @property {number|null} rotating_until
+ */
+/**
  * @typedef {object} ListedJob
  * @property {number} $seq
  * @property {"ready"|"in_flight"|"delayed"} state
@@ -553,7 +579,8 @@ export class Topics {
      * @param {string} [url] of the server, and those of its standbys after commas; in a page the page's own origin. The
      *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
      * @param {object} [options]
-     * @param {string|null} [options.token] the API key
+     * @param {string|null|(() => string|null|Promise<string|null>)} [options.token] the API key, or a function that gets a token:
+     *   it is called again before that expires
      * @param {number|null} [options.retries] attempts after the first one; by default, a request that can succeed later is
      *   repeated for `retryForMs`, but by a client that never got an answer five times only: its address may be wrong
      * @param {number} [options.timeoutMs] for one answer
@@ -563,7 +590,7 @@ export class Topics {
      * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
      */
     constructor(url?: string, options?: {
-        token?: string | null | undefined;
+        token?: string | (() => string | null | Promise<string | null>) | null | undefined;
         retries?: number | null | undefined;
         timeoutMs?: number | undefined;
         retryForMs?: number | undefined;
@@ -1203,8 +1230,68 @@ export class Topics {
      */
     openapi(): Promise<Record<string, any>>;
     /**
-     * Open a WebSocket, to publish and subscribe over one connection. A browser sends no key with a WebSocket: on a server
-     * with keys, use `follow` and `append` there.
+     * Return a token with at most the rights of this key: for a page, for example.
+     *
+     *     const { token } = await topics.createToken({ names: ["orders"], operations: ["watch"], subject: "user-7" })
+     *
+     * @param {RightsOptions & {ttlMs?: number, subject?: string}} [options]
+     * @returns {Promise<{token: string, id: string, expiresAt: number, rights: Record<string, any>}>}
+     */
+    createToken(options?: RightsOptions & {
+        ttlMs?: number;
+        subject?: string;
+    }): Promise<{
+        token: string;
+        id: string;
+        expiresAt: number;
+        rights: Record<string, any>;
+    }>;
+    /**
+     * Revoke a token by its id, the tokens of a key, or all; those that were issued before a time in ms since 1970.
+     * @param {{id?: string, key?: string, before?: number}} [options]
+     */
+    revokeTokens(options?: {
+        id?: string;
+        key?: string;
+        before?: number;
+    }): Promise<void>;
+    /**
+     * Create a key. The answer has its secret, which is never shown again.
+     * @param {string} key
+     * @param {RightsOptions & {ttlMs?: number|null, note?: string}} [options]
+     * @returns {Promise<KeyState & {secret: string}>}
+     */
+    createKey(key: string, options?: RightsOptions & {
+        ttlMs?: number | null;
+        note?: string;
+    }): Promise<KeyState & {
+        secret: string;
+    }>;
+    /**
+     * List the keys that this key covers, without their secrets.
+     * @returns {Promise<KeyState[]>}
+     */
+    keys(): Promise<KeyState[]>;
+    /**
+     * Give a key a new secret. The old one is valid for another day, or for `overlapMs`.
+     * @param {string} key
+     * @param {{overlapMs?: number}} [options]
+     * @returns {Promise<KeyState & {secret: string}>}
+     */
+    rotateKey(key: string, options?: {
+        overlapMs?: number;
+    }): Promise<KeyState & {
+        secret: string;
+    }>;
+    /**
+     * Remove a key: its requests, streams and tokens end. Return false if it did not exist.
+     * @param {string} key
+     * @returns {Promise<boolean>}
+     */
+    revokeKey(key: string): Promise<boolean>;
+    /**
+     * Open a WebSocket, to publish and subscribe over one connection. With a function for the token, the connection gets each
+     * new token before the one before it expires.
      * @param {{onClose?: (event: any) => void}} [options]
      * @returns {Promise<Socket>}
      */
@@ -1272,6 +1359,12 @@ export class Socket {
      * @param {string} topic
      */
     unsubscribe(topic: string): Promise<void>;
+    /**
+     * Go on with another token: of the same key and subject, and with the same rights.
+     * @param {string} token
+     */
+    authenticate(token: string): Promise<void>;
+    get isClosed(): boolean;
     /** Return how long a ping took, in ms. */
     ping(): Promise<number>;
     close(): void;
@@ -1631,6 +1724,35 @@ export type ScheduleState = {
     skipped_total: number;
     failures_total: number;
     last_error: string | null;
+};
+/**
+ * What a key or a token allows. One that is left out is that of the key that creates it.
+ */
+export type RightsOptions = {
+    scopes?: ("read" | "delete" | "write" | "admin")[] | undefined;
+    prefixes?: string[] | undefined;
+    names?: string[] | undefined;
+    operations?: ("diff" | "watch" | "work" | "publish")[] | undefined;
+    /**
+     * topics, by writing to them
+     */
+    create?: boolean | undefined;
+    node?: string | null | undefined;
+    origins?: string[] | undefined;
+    maxStreams?: number | undefined;
+    maxInflight?: number | undefined;
+    rate?: number | undefined;
+};
+export type KeyState = {
+    key: string;
+    source: "stored" | "settings";
+    rights: Record<string, any>;
+    note: string;
+    created_at: number | null;
+    created_by: string | null;
+    expires_at: number | null;
+    last_used_at: number | null;
+    rotating_until: number | null;
 };
 export type ListedJob = {
     $seq: number;

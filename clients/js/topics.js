@@ -21,6 +21,7 @@ const FIRST_WAIT_MS = 100
 const MAX_WAIT_MS = 10_000
 const TAKEOVER_WAIT_MS = 1_000 // the longest wait with several addresses: a client should notice the end of a takeover
 const WATCHDOG_SLACK_MS = 5_000
+const MAX_TIMER_MS = 2 ** 31 - 1
 const FIRST_RETRIES = 5 // until the first answer: a wrong address fails within about three seconds
 const BRIEFLY = -1 // retries of a worker, which ends within seconds if it is stopped while the server is away
 const NODE_FILES = /** @type {string} */ ("node:fs/promises") // a variable, so that bundlers for browsers leave it alone
@@ -595,6 +596,87 @@ function anySignal(...signals) {
   return controller.signal
 }
 
+// --- tokens
+
+/** The key of a client, or the token that a function returns, until shortly before it expires. */
+class Token {
+  /** @type {(() => string|null|Promise<string|null>)|null} */
+  #fetch
+  /** @type {Promise<string|null>} */
+  #now
+  /** When to get the next one, in ms since 1970. */
+  #renewAt = Infinity
+
+  /** @param {string|null|(() => string|null|Promise<string|null>)} given */
+  constructor(given) {
+    if (typeof given === "string") new Headers({ authorization: given }) // Throws a TypeError for a key that no header can hold.
+    this.#fetch = typeof given === "function" ? given : null
+    this.#now = Promise.resolve(typeof given === "function" ? null : given)
+    if (this.#fetch) this.#renewAt = 0
+  }
+
+  get isRenewed() {
+    return this.#fetch !== null
+  }
+
+  /** Return the token. Requests that come while it is renewed wait for the same one. */
+  async get() {
+    if (this.#fetch && Date.now() >= this.#renewAt) {
+      this.#renewAt = Infinity // until the new one is here
+      this.#now = this.#renewed(this.#fetch)
+      this.#now.catch(() => (this.#renewAt = 0))
+    }
+    return this.#now
+  }
+
+  /** @param {() => string|null|Promise<string|null>} fetch */
+  async #renewed(fetch) {
+    const token = await fetch()
+    this.#renewAt = renewAt(token)
+    return token
+  }
+
+  /**
+   * Get another token for the next request: the server has refused this one. Return whether there can be another one.
+   * @param {string|null} token
+   */
+  async refused(token) {
+    if (this.#fetch && (await this.#now) === token) this.#renewAt = 0
+    return this.isRenewed
+  }
+
+  /** Return how long the token is used before it is renewed, in ms. */
+  get leftMs() {
+    return this.#renewAt - Date.now()
+  }
+}
+
+/**
+ * Return when to renew a token: after four fifths of its time. A text that is no JWT never expires.
+ * @param {string|null} token
+ */
+function renewAt(token) {
+  try {
+    const { iat, exp } = JSON.parse(atob((token ?? "").split(".")[1].replaceAll("-", "+").replaceAll("_", "/")))
+    if (!Number.isFinite(exp)) return Infinity
+    const [now, lifeMs] = [Date.now(), 1000 * (exp - (iat ?? Date.now() / 1000))]
+    return Math.max(now + 1000, Math.min(now + 0.8 * lifeMs, 1000 * exp - 0.2 * lifeMs)) // it may have been kept for a while
+  } catch {
+    return Infinity
+  }
+}
+
+/**
+ * Say in the console what to set if the server is there and CORS alone keeps a page from it: the browser does not tell the page.
+ * @param {string} url
+ */
+async function explainCors(url) {
+  const origin = globalThis.location?.origin
+  if (!origin || origin === url) return
+  const isThere = await globalThis.fetch(`${url}/client.js`, { method: "HEAD" }).then((response) => response.ok, () => false)
+  if (isThere) console.error(`topics: pages of ${origin} may not call ${url}; set TOPICS_CORS_ORIGINS=${origin} on the server`)
+}
+
 // --- server-sent events
 
 /**
@@ -656,6 +738,7 @@ const RANGE = ["fromSeq", "epoch", "node", "filter", "fromTs", "includeTags", "i
 const START = ["fromSeq", "tail", "filter", "epoch", "consumer"]
 const VIEW = ["cursor", "node", "includeTags", "includeMeta", "includeData", "consistency", "heartbeatMs", "waitForTopic", "signal", "onRetry"]
 const HELD = ["node", "seqs", "leaseIds", ...CALL]
+const RIGHTS = ["scopes", "prefixes", "names", "operations", "create", "node", "origins", "maxStreams", "maxInflight", "rate"]
 const LOOP = ["node", "leaseMs", "retryDelayMs", "signal", "onRetry"]
 
 /** The options of each method. @type {Record<string, string[]>} */
@@ -705,6 +788,10 @@ const OPTIONS = {
   schedules: ["prefix", "topic"],
   previewSchedule: [...TIMING, "after"],
   samples: ["after", "queue"],
+  createToken: [...RIGHTS, "ttlMs", "subject"],
+  revokeTokens: ["id", "key", "before"],
+  createKey: [...RIGHTS, "ttlMs", "note"],
+  rotateKey: ["overlapMs"],
   connect: ["onClose"],
 }
 
@@ -1018,6 +1105,34 @@ function finite(key, value) {
  */
 
 /**
+ * What a key or a token allows. One that is left out is that of the key that creates it.
+ * @typedef {object} RightsOptions
+ * @property {("read"|"write"|"delete"|"admin")[]} [scopes]
+ * @property {string[]} [prefixes]
+ * @property {string[]} [names]
+ * @property {("watch"|"diff"|"publish"|"work")[]} [operations]
+ * @property {boolean} [create] topics, by writing to them
+ * @property {string|null} [node]
+ * @property {string[]} [origins]
+ * @property {number} [maxStreams]
+ * @property {number} [maxInflight]
+ * @property {number} [rate]
+ */
+
+/**
+ * @typedef {object} KeyState
+ * @property {string} key
+ * @property {"stored"|"settings"} source
+ * @property {Record<string, any>} rights
+ * @property {string} note
+ * @property {number|null} created_at
+ * @property {string|null} created_by
+ * @property {number|null} expires_at
+ * @property {number|null} last_used_at
+ * @property {number|null} rotating_until
+ */
+
+/**
  * @typedef {object} ListedJob
  * @property {number} $seq
  * @property {"ready"|"in_flight"|"delayed"} state
@@ -1074,8 +1189,9 @@ function finite(key, value) {
 export class Topics {
   /** @type {Addresses} */
   #addresses
-  /** @type {string|null} */
+  /** @type {Token} */
   #token
+  #explained = false
   /** @type {typeof fetch} */
   #fetch
   /** @type {number|null} */
@@ -1095,7 +1211,8 @@ export class Topics {
    * @param {string} [url] of the server, and those of its standbys after commas; in a page the page's own origin. The
    *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
    * @param {object} [options]
-   * @param {string|null} [options.token] the API key
+   * @param {string|null|(() => string|null|Promise<string|null>)} [options.token] the API key, or a function that gets a token:
+   *   it is called again before that expires
    * @param {number|null} [options.retries] attempts after the first one; by default, a request that can succeed later is
    *   repeated for `retryForMs`, but by a client that never got an answer five times only: its address may be wrong
    * @param {number} [options.timeoutMs] for one answer
@@ -1107,8 +1224,7 @@ export class Topics {
   constructor(url = globalThis.location?.origin ?? "http://127.0.0.1:4000", options = {}) {
     checked("new Topics", options)
     this.#addresses = new Addresses(url)
-    this.#token = options.token ?? null
-    if (this.#token) new Headers({ authorization: this.#token }) // Throws a TypeError for a key that no header can hold.
+    this.#token = new Token(options.token ?? null)
     this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
     this.#retries = options.retries ?? null
     this.#timeoutMs = options.timeoutMs ?? 30_000
@@ -1129,13 +1245,32 @@ export class Topics {
    * @param {(response: Response) => Promise<T>|T} take
    * @returns {Promise<T>}
    */
-  async #send(method, path, { text, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs }, take) {
+  async #send(method, path, options, take) {
+    const token = await this.#token.get()
+    try {
+      return await this.#sendWith(token, method, path, options, take)
+    } catch (error) {
+      if (!(error instanceof Unauthorized && (await this.#token.refused(token)))) throw error
+      return await this.#sendWith(await this.#token.get(), method, path, options, take)
+    }
+  }
+
+  /**
+   * @template T
+   * @param {string|null} token
+   * @param {string} method
+   * @param {string} path
+   * @param {{text?: string, accept?: string, signal?: AbortSignal|null, timeoutMs?: number}} options
+   * @param {(response: Response) => Promise<T>|T} take
+   * @returns {Promise<T>}
+   */
+  async #sendWith(token, method, path, { text, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs }, take) {
     const limit = new AbortController()
     const timer = setTimeout(() => limit.abort(), timeoutMs)
     /** @type {Record<string, string>} */
     const sent = { accept }
     if (text !== undefined) sent["content-type"] = JSON_TYPE
-    if (this.#token) sent.authorization = `Bearer ${this.#token}`
+    if (token) sent.authorization = `Bearer ${token}`
     const url = this.#addresses.url
     try {
       const response = await this.#fetch(url + path, {
@@ -1153,6 +1288,10 @@ export class Topics {
       let error = cause instanceof TopicsError ? cause : null
       if (!error && limit.signal.aborted) {
         error = new TimedOut(`no answer from ${url} within ${timeoutMs} ms`, { code: "timed_out", retryable: true, cause })
+      }
+      if (!error && !this.#explained && cause instanceof TypeError) {
+        this.#explained = true
+        void explainCors(url)
       }
       error ??= new Unreachable(`no answer from ${url}: is the server running?`, { code: "unreachable", retryable: true, cause })
       this.#addresses.leave(url, error)
@@ -2073,9 +2212,70 @@ export class Topics {
     return this.#call("GET", "/v0/openapi.json")
   }
 
+  // --- keys and tokens
+
   /**
-   * Open a WebSocket, to publish and subscribe over one connection. A browser sends no key with a WebSocket: on a server
-   * with keys, use `follow` and `append` there.
+   * Return a token with at most the rights of this key: for a page, for example.
+   *
+   *     const { token } = await topics.createToken({ names: ["orders"], operations: ["watch"], subject: "user-7" })
+   *
+   * @param {RightsOptions & {ttlMs?: number, subject?: string}} [options]
+   * @returns {Promise<{token: string, id: string, expiresAt: number, rights: Record<string, any>}>}
+   */
+  async createToken(options = {}) {
+    const made = await this.#call("POST", "/v0/tokens", { body: wire(checked("createToken", options)), safe: false })
+    return { token: made.token, id: made.id, expiresAt: made.expires_at, rights: made.rights }
+  }
+
+  /**
+   * Revoke a token by its id, the tokens of a key, or all; those that were issued before a time in ms since 1970.
+   * @param {{id?: string, key?: string, before?: number}} [options]
+   */
+  async revokeTokens(options = {}) {
+    await this.#call("POST", "/v0/tokens/revoke", { body: checked("revokeTokens", options) })
+  }
+
+  /**
+   * Create a key. The answer has its secret, which is never shown again.
+   * @param {string} key
+   * @param {RightsOptions & {ttlMs?: number|null, note?: string}} [options]
+   * @returns {Promise<KeyState & {secret: string}>}
+   */
+  async createKey(key, options = {}) {
+    return this.#call("POST", "/v0/keys", { body: { key, ...wire(checked("createKey", options)) }, safe: false })
+  }
+
+  /**
+   * List the keys that this key covers, without their secrets.
+   * @returns {Promise<KeyState[]>}
+   */
+  async keys() {
+    return (await this.#call("GET", "/v0/keys")).keys
+  }
+
+  /**
+   * Give a key a new secret. The old one is valid for another day, or for `overlapMs`.
+   * @param {string} key
+   * @param {{overlapMs?: number}} [options]
+   * @returns {Promise<KeyState & {secret: string}>}
+   */
+  async rotateKey(key, options = {}) {
+    const body = wire(checked("rotateKey", options))
+    return this.#call("POST", `/v0/keys/${encodeURIComponent(key)}/rotate`, { body, safe: false })
+  }
+
+  /**
+   * Remove a key: its requests, streams and tokens end. Return false if it did not exist.
+   * @param {string} key
+   * @returns {Promise<boolean>}
+   */
+  async revokeKey(key) {
+    return (await this.#call("DELETE", `/v0/keys/${encodeURIComponent(key)}`)).deleted
+  }
+
+  /**
+   * Open a WebSocket, to publish and subscribe over one connection. With a function for the token, the connection gets each
+   * new token before the one before it expires.
    * @param {{onClose?: (event: any) => void}} [options]
    * @returns {Promise<Socket>}
    */
@@ -2089,17 +2289,41 @@ export class Topics {
       const url = this.#addresses.url
       backoff.tried.add(url)
       const target = `${url.replace(/^http/, "ws")}/v0/ws`
-      const socket = this.#token
-        ? new this.#WebSocket(target, { headers: { authorization: `Bearer ${this.#token}` } })
-        : new this.#WebSocket(target)
+      const token = await this.#token.get()
+      // A browser can send no header; a token in the first message is in no log of a proxy, unlike one in the handshake.
+      const socket = token ? new this.#WebSocket(target, ["topics"]) : new this.#WebSocket(target)
       const failed = (/** @type {TopicsError} */ error) => this.#addresses.leave(url, error)
       try {
-        return await Socket.opened(socket, options.onClose, this.#parse, failed)
+        const opened = await Socket.opened(socket, options.onClose, this.#parse, failed)
+        if (token) await opened.authenticate(token)
+        if (this.#token.isRenewed) this.#renew(opened)
+        return opened
       } catch (error) {
         failed(/** @type {TopicsError} */ (error))
         if (backoff.tried.has(this.#addresses.url)) throw error
       }
     }
+  }
+
+  /**
+   * Give a connection each new token. One that cannot be had leaves it to the server to close the connection.
+   * @param {Socket} socket
+   */
+  #renew(socket) {
+    const ms = Math.max(this.#token.leftMs, 100)
+    if (ms > MAX_TIMER_MS) return
+    const timer = setTimeout(async () => {
+      if (socket.isClosed) return
+      try {
+        const token = await this.#token.get()
+        if (token) await socket.authenticate(token)
+      } catch {
+        // The next attempt is in a moment, while the old token is still valid.
+      }
+      this.#renew(socket)
+    }, ms)
+    const handle = /** @type {any} */ (timer)
+    handle.unref?.() // Node: an open connection keeps the process, not this
   }
 }
 
@@ -2192,6 +2416,18 @@ export class Socket {
    */
   async unsubscribe(topic) {
     await this.#ask("unsubscribe", { topic })
+  }
+
+  /**
+   * Go on with another token: of the same key and subject, and with the same rights.
+   * @param {string} token
+   */
+  async authenticate(token) {
+    await this.#ask("authenticate", { token })
+  }
+
+  get isClosed() {
+    return this.#closed
   }
 
   /** Return how long a ping took, in ms. */

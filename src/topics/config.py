@@ -13,10 +13,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from topics.keys import BadKeys, KeyRule, check_distinct, parse_lines, parse_list
+from topics.token_keys import BadTokenKeys, TokenKey, parse_token_keys
+
+T = TypeVar("T")
 
 PREFIX = "TOPICS_"
 
@@ -104,13 +107,31 @@ class KeyFile:
 
 def _parse_key_file(text: str) -> KeyFile:
     path = Path(text)
+    return KeyFile(path, _parsed(path, parse_lines))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenKeyFile:
+    """A file of keys that sign tokens."""
+
+    path: Path
+    keys: tuple[TokenKey, ...] = dataclasses.field(repr=False)
+
+
+def _parse_token_key_file(text: str) -> TokenKeyFile:
+    path = Path(text)
+    return TokenKeyFile(path, _parsed(path, parse_token_keys))
+
+
+def _parsed(path: Path, parse: Callable[[str], T]) -> T:
+    """Return what `parse` makes of a file with secrets. Raise `ValueError`, which never quotes it."""
     try:
-        return KeyFile(path, parse_lines(path.read_text(encoding="utf-8")))
+        return parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
-        raise ValueError(f"{text} cannot be read: {reason}") from None
-    except BadKeys as error:
-        raise ValueError(f"{text}: {error}") from None
+        raise ValueError(f"{path} cannot be read: {reason}") from None
+    except (BadKeys, BadTokenKeys) as error:
+        raise BadKeys(f"{path}: {error}") from None
 
 
 def _path(is_wrong: Callable[[Path], bool], problem: str) -> Callable[[str], Path]:
@@ -171,6 +192,7 @@ DIRECTORY = Kind(
 )
 KEYS = Kind(name="list of keys", parse=parse_list)
 KEY_FILE = Kind(name="file", parse=_parse_key_file, show=lambda value: str(value.path))
+TOKEN_KEY_FILE = Kind(name="file", parse=_parse_token_key_file, show=lambda value: str(value.path))
 INPUT_FILE = Kind(name="file", parse=_path(lambda path: not path.is_file(), "the file {0} does not exist"))
 OUTPUT_FILE = Kind(
     name="file",
@@ -277,6 +299,22 @@ class Settings:
     )
     api_keys_file: KeyFile | None = KEY_FILE(
         None, "File with one API key per line, in addition to those above. Lines that start with # are comments."
+    )
+    token_keys_file: TokenKeyFile | None = TOKEN_KEY_FILE(
+        None,
+        "File with the keys that sign tokens: secrets, public keys in PEM form, or a JWKS. Without it, the server "
+        "signs with a secret of its own, and tokens end when it restarts.",
+    )
+    max_auth_failures: int = COUNT(
+        60,
+        "Failed authentications per minute after which an address is refused for up to a minute. 0 refuses none, and "
+        "addresses of this machine never are, because they may be a proxy.",
+        low=0,
+    )
+    auto_create: tuple[str, ...] = NAMES(
+        ("all",),
+        "Topics that a write may create: all, none, or names, and prefixes with a star at their end, separated by "
+        "commas.",
     )
     allow_insecure_no_auth: bool = FLAG(False, "Allow a non-loopback address without API keys.")
     probe_auth: bool = FLAG(False, "Require an API key for the health and readiness probes too.")
@@ -431,6 +469,13 @@ class Settings:
         rules = self.api_keys + file.rules
         check_distinct(rules)
         return rules
+
+    def reread_token_keys(self) -> tuple[TokenKey, ...]:
+        """Return the keys of tokens, those of the file as it is now. Raise `ValueError` if it is invalid."""
+        if self.token_keys_file is None:
+            return ()
+        file: TokenKeyFile = TOKEN_KEY_FILE.parse(str(self.token_keys_file.path))
+        return file.keys
 
     def is_loopback(self) -> bool:
         """Return whether only this machine can reach the server. Host names other than localhost count as reachable."""

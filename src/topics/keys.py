@@ -5,6 +5,8 @@
     secret:scopes:prefixes      only topics and routers whose names start with one of the prefixes, joined by |
     secret::prefixes            every scope
 
+`nocreate` among the scopes takes the right to create topics by writing to them.
+
 A prefix can contain colons (`tenant42:`). A secret cannot: the first colon ends it. Entries are lines of a file, or
 separated by commas in a variable.
 
@@ -16,8 +18,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Annotated, Literal, get_args
+
+from msgspec import Struct
 
 SCOPES = ("read", "write", "delete", "admin")
+END = "\0"  # of a name: a prefix that ends with it covers this name alone
+NO_CREATE = "nocreate"
+
+ScopeWord = Literal["read", "write", "delete", "admin"]
+Activity = Literal["watch", "diff", "publish", "work"]
 _SHORT = {"r": ("read",), "w": ("write",), "d": ("delete",), "a": ("admin",), "rw": ("read", "write")}
 _WORDS = {scope: (scope,) for scope in SCOPES} | _SHORT
 
@@ -30,11 +40,53 @@ class BadKeys(ValueError):
     """Invalid entries: where and why. The message never contains a part of an entry."""
 
 
+class Rights(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a key or a token allows. Empty and zero fields limit nothing."""
+
+    scopes: Annotated[tuple[ScopeWord, ...], "`read`, `write`, `delete`, `admin`"] = SCOPES  # type: ignore[assignment]
+    prefixes: Annotated[tuple[str, ...], "of topics, routers and schedules"] = ()
+    names: Annotated[tuple[str, ...], "exact ones, in addition to the prefixes"] = ()
+    operations: Annotated[tuple[Activity, ...], "only these of what the scopes allow"] = ()
+    create: Annotated[bool, "whether a write may create a topic"] = True
+    node: Annotated[str | None, "the only node whose records it may write"] = None
+    origins: Annotated[tuple[str, ...], "of pages in a browser"] = ()
+    max_streams: Annotated[int, "the most open streams and WebSockets"] = 0
+    max_inflight: Annotated[int, "the most requests at a time"] = 0
+    rate: Annotated[int, "the most requests in a second"] = 0
+
+    @property
+    def covering(self) -> tuple[str, ...]:
+        """Return the prefixes of all names that it covers, where an exact name has `END`; empty for all names."""
+        return self.prefixes + tuple(name + END for name in self.names)
+
+    def excess(self, whole: "Rights") -> str | None:
+        """Return the first field in which these rights go beyond `whole`; None if they do not."""
+        covering = whole.covering
+        mine: dict[str, bool] = {
+            "scopes": set(self.scopes) <= set(whole.scopes),
+            "prefixes": not covering or all(name.startswith(covering) for name in self.covering),
+            "names": not covering or bool(self.covering),
+            "create": self.create <= whole.create,
+            "node": whole.node in (None, self.node),
+        }
+        for field in ("operations", "origins"):
+            own, most = getattr(self, field), getattr(whole, field)
+            mine[field] = not most or (bool(own) and set(own) <= set(most))
+        for field in ("max_streams", "max_inflight", "rate"):
+            most = getattr(whole, field)
+            mine[field] = not most or 0 < getattr(self, field) <= most
+        return next((field for field, within in mine.items() if not within), None)
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRule:
     digest: bytes  # SHA-256 of the secret
-    scopes: frozenset[str]
-    prefixes: tuple[str, ...]  # empty: all names
+    rights: Rights
+
+
+def is_prefix(text: str) -> bool:
+    """Return whether a name can begin with this."""
+    return _PREFIX.fullmatch(text) is not None
 
 
 def digest_of(secret: bytes) -> bytes:
@@ -76,15 +128,17 @@ def _parse_entry(entry: str, number: int) -> KeyRule:
         raise BadKeys(
             f"key {number}: the secret is empty, too long (over 4096), or has characters that a header cannot carry"
         )
-    words = scopes.split("+") if scopes else SCOPES
+    given = scopes.split("+") if scopes else []
+    words = [word for word in given if word != NO_CREATE] or SCOPES
     if not all(word in _WORDS for word in words):
         raise BadKeys(
             f"key {number}: the second field is not a list of scopes; "
-            f"use {', '.join(SCOPES)} (r, w, d, a, rw), joined by +"
+            f"use {', '.join(SCOPES)} (r, w, d, a, rw) and {NO_CREATE}, joined by +"
         )
     allowed = tuple(prefixes.split("|")) if prefixes else ()
-    if not all(_PREFIX.fullmatch(prefix) for prefix in allowed):
+    if not all(map(is_prefix, allowed)):
         # An empty prefix would silently allow every name, and one with other characters would silently allow none.
         raise BadKeys(f"key {number}: the third field is not a list of name prefixes, joined by |")
-    granted = frozenset(scope for word in words for scope in _WORDS[word])
-    return KeyRule(digest_of(secret.encode()), granted, allowed)
+    found = {scope for word in words for scope in _WORDS[word]}
+    granted = tuple(scope for scope in get_args(ScopeWord) if scope in found)
+    return KeyRule(digest_of(secret.encode()), Rights(scopes=granted, prefixes=allowed, create=NO_CREATE not in given))

@@ -15,7 +15,7 @@ from topics.cli.servers import serve
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt
-from topics.keys import KeyRule
+from topics.server.access.key_ring import KeyRing
 from topics.server.http.messages import Answer, App, Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import LoopHolds
@@ -27,6 +27,7 @@ class PlainApp(App):
         self.startup = SimpleNamespace()
         self.budget = MemoryBudget()
         self.holds = LoopHolds()
+        self.keys = KeyRing(())
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> "PlainApp":
@@ -56,9 +57,6 @@ class PlainApp(App):
                 raise Corrupt("snapshot", 12, "checksum does not match")
             case "hang":
                 await asyncio.Event().wait()
-
-    def use_keys(self, rules: tuple[KeyRule, ...]) -> None:
-        pass
 
     def begin_drain(self) -> None:
         for later in self.slow:

@@ -71,6 +71,8 @@ ROWS: dict[str, Row] = {
     "context use": Row("here", "commands now use here"),
     "context rm": Row("old-WAY", "removed old-WAY"),
     "context ls": Row("", "here"),
+    # A server with keys: tests/cli/test_keys.py.
+    **{f"key {name}": Row("--help", form=TEXT) for name in ("create", "ls", "rotate", "revoke")},
     "verify": Row("DIR/saved", "topics", form=TEXT),
     "backup": Row("DIR/data DIR/backup-WAY", "topics", form=TEXT),
     "restore": Row("DIR/saved DIR/restored-WAY", "topics", form=TEXT),

@@ -230,6 +230,8 @@ def test_examples_are_what_a_server_answers(start_server: Any, connect: Any):
         route = routes[name]
         if (route.body is None and not isinstance(texts.answer, dict)) or route.stream or name == "list_samples":
             continue
+        if route.path.startswith("/v0/keys"):
+            continue  # refused by a server without keys: tests/security/test_stored_keys.py has the others
         answer = ask(api, route, texts)
         assert answer.status_code == texts.status, (name, answer.text)
         asked += 1

@@ -54,7 +54,8 @@ def test_stream_reports_topics_beyond_the_limit_once() -> None:
     session, _ = app.services.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
     create(app, loop, [f"t{at:04}" for at in range(500)])
     services = app.services
-    stream = WatchStream(services, services.sessions, session, position=None, release=lambda: None)
+    slot = services.quotas.open_stream(ANYONE)
+    stream = WatchStream(services, services.sessions, session, position=None, slot=slot)
     sink: Any = FrameSink()
     stream.opened(sink)
     assert len(session.subscriptions) == 5

@@ -47,7 +47,7 @@ class Client:
     def __init__(self, *, clock: SimClock | None = None, **settings: Any) -> None:
         self.app, self.loop = manual_app(clock, **settings)
         self.sink = RecordingSink()
-        self.ws = WebSocket(self.app.services, Response(101), ANYONE, release=lambda: None)
+        self.ws = WebSocket(self.app.services, Response(101), self.app.quotas.open_stream(ANYONE))
         self.ws.opened(self.sink)
 
     def sent(self, data: bytes) -> int:

@@ -89,7 +89,7 @@ def film(name: str, durability: str) -> list[Moment[Known]]:
 
 def survive(moment: Moment[Known], mode: CrashMode, durability: str, *, runs: bool) -> None:
     after = restarted(SimServer(moment.disk, clock=SimClock(moment.ms)), mode=mode)
-    one = after.engine.state.schedules.get("s")
+    one = after.engine.state.schedules.by_name.get("s")
     allowed = [
         None if change is None else change.record.data for change in (moment.ledger.acked, *moment.ledger.pending)
     ]

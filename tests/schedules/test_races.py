@@ -45,7 +45,7 @@ def test_delete_while_a_tick_waits_for_its_sync() -> None:
     after = restarted(server)
     turn(after)
     assert ticks(after) == [NOW + 10_000]
-    assert after.engine.state.schedules == {}
+    assert after.engine.state.schedules.by_name == {}
 
 
 def test_changed_cron_while_a_tick_waits_for_its_sync() -> None:

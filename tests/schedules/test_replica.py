@@ -57,14 +57,14 @@ def test_standby_has_the_schedules_and_runs_none() -> None:
     tick(writer)
     writer.upload()
     standby.follow()
-    assert standby.engine.state.schedules == writer.engine.state.schedules
-    assert list(standby.engine.state.schedule_names) == ["s"]
+    assert standby.engine.state.schedules.by_name == writer.engine.state.schedules.by_name
+    assert list(standby.engine.state.schedules.names) == ["s"]
     assert ticks(standby) == ticks(writer) == [BEGIN]
     assert standby.engine.schedules.delay_ms is None
     writer.done(writer.engine.schedules.drop("s"))
     writer.upload()
     standby.follow()
-    assert standby.engine.state.schedules == {}
+    assert standby.engine.state.schedules.by_name == {}
 
 
 def test_takeover_runs_the_ticks_that_were_missed() -> None:
@@ -142,7 +142,7 @@ def test_snapshot_of_a_standby_has_the_schedules() -> None:
     writer.upload()
     standby.follow()
     again = standby.loaded_again()
-    assert again.engine.state.schedules == writer.engine.state.schedules
+    assert again.engine.state.schedules.by_name == writer.engine.state.schedules.by_name
 
 
 def test_backup_has_the_schedules_and_their_positions() -> None:
@@ -159,5 +159,5 @@ def test_backup_has_the_schedules_and_their_positions() -> None:
     state, datadir = State(), DataDir(disk, "/restored")
     datadir.open()
     recover(datadir, state, SegmentCaches(disk), cold_dir=None, progress=lambda share: None)
-    assert state.schedules == server.engine.state.schedules
-    assert state.schedules["s"].position == BEGIN + EVERY
+    assert state.schedules.by_name == server.engine.state.schedules.by_name
+    assert state.schedules.by_name["s"].position == BEGIN + EVERY

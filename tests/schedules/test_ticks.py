@@ -374,7 +374,7 @@ def test_deleted_schedule_ticks_no_more() -> None:
     assert server.done(server.engine.schedules.drop("s")) is False
     run_until(server, NOON + 30_000)
     assert ticks(server) == []
-    assert restarted(server).engine.state.schedules == {}
+    assert restarted(server).engine.state.schedules.by_name == {}
 
 
 def test_schedules_are_in_a_snapshot() -> None:
@@ -385,8 +385,8 @@ def test_schedules_are_in_a_snapshot() -> None:
     put(server, "later", cron="@daily", timezone="Asia/Tokyo")
     run_until(server, NOON + 20_000)
     after = server.stop()
-    assert after.engine.state.schedules == server.engine.state.schedules
-    assert list(after.engine.state.schedule_names) == ["later", "s"]
+    assert after.engine.state.schedules.by_name == server.engine.state.schedules.by_name
+    assert list(after.engine.state.schedules.names) == ["later", "s"]
 
 
 def test_outdated_entries_leave_the_heap() -> None:

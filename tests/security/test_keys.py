@@ -16,7 +16,7 @@ from tests.conftest import ServerProcess
 from tests.security.conftest import Caller
 from topics.config import BadSettings, Settings
 from topics.keys import SCOPES, BadKeys, digest_of, parse_lines, parse_list
-from topics.server.access.caller import KeyRing
+from topics.server.access.key_ring import KeyRing
 from topics.server.api.route import Scope
 
 ALL = frozenset(SCOPES)
@@ -46,7 +46,7 @@ ALL = frozenset(SCOPES)
 )
 def test_an_entry_is_a_secret_its_scopes_and_its_prefixes(text: str, scopes: set[str], prefixes: tuple[str, ...]):
     [rule] = parse_list(text)
-    assert (rule.scopes, rule.prefixes) == (scopes, prefixes)
+    assert (set(rule.rights.scopes), rule.rights.prefixes) == (scopes, prefixes)
     assert rule.digest == digest_of(text.partition(":")[0].encode())
 
 
@@ -70,7 +70,7 @@ def test_an_entry_that_could_mean_something_else_is_refused_without_being_quoted
 
 def test_a_file_has_an_entry_a_line_and_comments():
     rules = parse_lines("# ours\n\n  one:read  \n#two\nthree::x.\r\n")
-    assert [rule.prefixes for rule in rules] == [(), ("x.",)]
+    assert [rule.rights.prefixes for rule in rules] == [(), ("x.",)]
     with pytest.raises(BadKeys, match="key 2"):
         parse_lines("one\ntwo,three\n")
 
@@ -229,7 +229,7 @@ def test_a_lookup_compares_with_every_key_even_after_a_match(monkeypatch: pytest
         compared.append(mine)
         return mine == given
 
-    monkeypatch.setattr("topics.server.access.caller.compare_digest", compare)
+    monkeypatch.setattr("topics.server.access.key_ring.compare_digest", compare)
     rules = parse_list(",".join(f"key-{n}" for n in range(100)))
     ring = KeyRing(rules)
     for secret in (b"key-0", b"key-99", b"none"):

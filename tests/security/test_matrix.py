@@ -90,6 +90,12 @@ RULES: dict[str, Rule] = {
     "GET /metrics": Rule("read"),
     "GET /v0/openapi.json": Rule(anyone=True),
     "GET /v0/whoami": Rule(),
+    "POST /v0/tokens": Rule("", dict),
+    "POST /v0/tokens/revoke": Rule("admin", lambda: {"id": "none"}),
+    "GET /v0/keys": Rule("admin"),
+    "POST /v0/keys": Rule("admin", lambda: {"key": "in.same"}),
+    "POST /v0/keys/{key}/rotate": Rule("admin", dict),
+    "DELETE /v0/keys/{key}": Rule("admin"),
     "GET /v0/samples": Rule("read"),
     "GET /v0/topics/{topic}/timeline": Rule("read"),
     "GET /": Rule(anyone=True),
@@ -98,6 +104,7 @@ RULES: dict[str, Rule] = {
     "GET /console/parts/{file}": Rule(anyone=True),
     "GET /console/pages/{file}": Rule(anyone=True),
     "GET /client.js": Rule(anyone=True),
+    "GET /client.d.ts": Rule(anyone=True),
 }
 REFUSED = (401, 403)
 
@@ -114,7 +121,7 @@ def path_of(route: Route, name: str) -> str:
     path = route.path.replace("{topic}", name).replace("{router}", name).replace("{schedule}", name)
     path = path.replace("{wid}", "wid_" + "A" * 22)
     path = path.replace("/parts/{file}", "/parts/dom.js").replace("/pages/{file}", "/pages/topics.js")
-    return path.replace("{file}", "app.js").replace("{consumer}", "billing")
+    return path.replace("{file}", "app.js").replace("{consumer}", "billing").replace("{key}", "in.none")
 
 
 def ask(caller: Caller, route: Route, key: str | None, name: str, *body_names: str, body: Any = None) -> Reply:
@@ -159,7 +166,7 @@ def test_the_table_asks_for_the_scopes_that_the_contract_names():
 def test_every_part_of_a_path_that_is_a_variable_is_a_name_the_guard_checks_or_a_session():
     """A consumer belongs to its topic, whose name is in the same path."""
     parts = {part for route in ROUTES for part in route.path.split("/") if part.startswith("{")}
-    assert parts <= {"{topic}", "{router}", "{schedule}", "{wid}", "{consumer}", "{file}"}
+    assert parts <= {"{topic}", "{router}", "{schedule}", "{wid}", "{consumer}", "{file}", "{key}"}
     assert all("{topic}" in route.path for route in ROUTES if "{consumer}" in route.path)
     files = {route.path for route in ROUTES if "{file}" in route.path}
     assert all(path.startswith("/console/") for path in files), "files are open to anyone"

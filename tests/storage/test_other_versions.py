@@ -167,6 +167,7 @@ def fingerprint() -> str:
     entries = sorted((kind.entry for kind in KINDS if kind.entry is not entry.Append), key=lambda kind: kind.kind)
     structs += entries
     parts = [part.name for part in snapshot_parts.TOPIC_PARTS] + [snapshot_parts.ROUTERS, snapshot_parts.SCHEDULES]
+    parts += [snapshot_parts.ACCESS]
     fields = [[name, str(kind)] for one in structs for name, kind in _schema(one).items()]
     found = [[repr(kind) for kind in kinds], sorted(parts), [kind.kind for kind in entries], fields]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]

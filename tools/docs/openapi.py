@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from topics.errors import Code
-from topics.model import consumer, inspection, names, queue, records, router, schedule, topic, watch, wire
+from topics.model import access, consumer, inspection, names, queue, records, router, schedule, topic, watch, wire
 from topics.model.queue import ListedJob
 from topics.model.topic import DEFAULT_CONFIG, ArchiveConfig, ConfigPatch, TopicConfig
 from topics.model.wire import ErrorAnswer
@@ -65,7 +65,7 @@ _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _UNLESS_SERVING = (Code.NOT_READY, Code.SHUTTING_DOWN, Code.FENCED)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "schedule": names.TOPIC_PATTERN,
-             "consumer": names.TOPIC_PATTERN}  # fmt: skip
+             "consumer": names.TOPIC_PATTERN, "key": names.TOPIC_PATTERN}  # fmt: skip
 _WARNINGS = {"type": "array", "items": {"type": "string"}}
 _CONFIG_DEFAULTS = msgspec.to_builtins(DEFAULT_CONFIG)
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
@@ -248,7 +248,7 @@ def types_in(*modules: ModuleType) -> dict[str, type[Struct]]:
     }
 
 
-TYPES = types_in(consumer, inspection, queue, records, router, schedule, topic, watch, wire)
+TYPES = types_in(access, consumer, inspection, queue, records, router, schedule, topic, watch, wire)
 
 
 def annotated(type_name: str) -> dict[str, str]:

@@ -52,7 +52,10 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("doctor", "monitoring.doctor", "check a server and this machine, and say how to fix what is wrong"),
         Row("ping", "monitoring.ping", "measure how long an append and its delivery take"),
     ),
-    "Servers": (Row("context", "servers.context", "name servers, and choose the one that commands use"),),
+    "Servers": (
+        Row("context", "servers.context", "name servers, and choose the one that commands use"),
+        Row("key", "keys", "create, list, rotate and revoke the keys of a server"),
+    ),
     "Data directories": (
         Row("backup", "offline", "copy a data directory, also while its server runs"),
         Row("restore", "offline", "restore a backup, or a moment of a replica"),
@@ -89,6 +92,7 @@ ALSO_KNOWN_AS = {
     "router": "routers route mirror",
     "schedule": "schedules cron crontab timer every",
     "consumer": "consumers group groups lag",
+    "key": "keys token tokens secret",
     "context": "contexts login profile profiles",
 }
 SYNONYMS = {word: name for name, words in ALSO_KNOWN_AS.items() for word in words.split()}

@@ -83,6 +83,10 @@ def schedule_path(schedule: str, verb: str = "") -> str:
     return f"/v0/schedules/{quote(schedule, safe='')}{verb and '/' + verb}"
 
 
+def key_path(key: str, verb: str = "") -> str:
+    return f"/v0/keys/{quote(key, safe='')}{verb and '/' + verb}"
+
+
 def with_query(path: str, **fields: Any) -> str:
     """Return a path with a query string of the fields that are not None."""
     texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given(**fields).items()}

@@ -10,6 +10,7 @@ from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from topics.keys import Activity, ScopeWord
 from topics.model import wire
 from topics.model.schedule import CatchUp, Overlap
 from topics.model.topic import ArchiveConfig, Discard, Durability, Rate, RetryPolicy, TopicConfig, TopicType
@@ -282,6 +283,35 @@ class ScheduleOptions(TypedDict, total=False):
     overlap: Overlap
     catch_up: CatchUp
     after: int
+
+
+class RightsOptions(TypedDict, total=False):
+    """What a key or a token allows. One that is left out is that of the key that creates it."""
+
+    scopes: Sequence[ScopeWord]
+    prefixes: Sequence[str]
+    names: Sequence[str]
+    operations: Sequence[Activity]
+    create: bool
+    node: str | None
+    origins: Sequence[str]
+    max_streams: int
+    max_inflight: int
+    rate: int
+
+
+class TokenOptions(RightsOptions, total=False):
+    """A token: for how long, and for whom."""
+
+    ttl_ms: int
+    subject: str
+
+
+class KeyOptions(RightsOptions, total=False):
+    """A key: for how long, and what for."""
+
+    ttl_ms: int | None
+    note: str
 
 
 def decode_records(decoder: msgspec.json.Decoder[T], body: bytes, fields: Sequence[str] = ("json", "raw_meta")) -> T:

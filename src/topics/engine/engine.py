@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import retention
+from topics.engine.access.verbs import Access
 from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
@@ -69,6 +70,7 @@ class Engine:
         self.queues = Queues(staging)
         self.routers = Routers(staging)
         self.schedules = Schedules(staging)
+        self.access = Access(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         appends = Appends(staging)
@@ -180,6 +182,11 @@ class Engine:
 
         changed.on_done(landed)
         return ticket
+
+    def create_system_topic(self, name: str, patch: ConfigPatch) -> Ticket:
+        """Create a topic that is the server's own: clients cannot have its name."""
+        create = self.staging.new_topic(name, configure(name, patch))
+        return self.staging.stage_create(create, lambda created: Configured(created, True))
 
     def drop_topic(self, name: str, *, if_empty: bool = False) -> Ticket:
         """Delete a topic; one that does not exist is no error. Ends with `Dropped`."""

@@ -29,8 +29,12 @@ class Whoami(Struct):
 
     key: Annotated[str | None, "the short name of the key; null on a server without keys"]
     scopes: Annotated[list[str], "what the key may do"]
-    prefixes: Annotated[list[str], "the names of topics that the key may use; empty: all"]
+    prefixes: Annotated[list[str], "prefixes of the names that the key may use; without prefixes and names: all"]
     performance: Performance
+    names: Annotated[list[str], "exact names that it may use, too"] = []
+    operations: Annotated[list[str], "what a token may do; empty: what its scopes allow"] = []
+    create: Annotated[bool, "whether a write may create a topic"] = True
+    expires_at: Annotated[U64 | None, "when the key or the token expires"] = None
 
 
 class FollowerInfo(Struct):

@@ -1,4 +1,4 @@
-"""Names of topics, routers, schedules and consumers: some characters, compared byte by byte, never used as a path."""
+"""Names of topics, routers, schedules, consumers and keys: some characters, compared byte by byte, never a path."""
 
 import re
 from functools import partial
@@ -7,6 +7,8 @@ from topics.errors import invalid
 
 TOPIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
 ROUTER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
+
+AUDIT = "$audit"  # the topic of the server, which matches no pattern above
 
 # `\Z`, because `$` also matches before a trailing line break.
 _is_topic = re.compile(TOPIC_PATTERN.replace("$", r"\Z")).match
@@ -24,4 +26,5 @@ def check_topic(name: str, *, field: str = "topic", kind: str = "topic") -> str:
 
 check_consumer = partial(check_topic, field="consumer", kind="consumer")
 check_schedule = partial(check_topic, field="schedule", kind="schedule")
+check_key = partial(check_topic, field="key", kind="key")
 check_router = partial(check_topic, field="router", kind="router")

@@ -208,6 +208,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_total_bytes: int = 0
     max_idempotency_keys: int = 1_000_000
     max_consumers: int = 1000
+    auto_create: tuple[str, ...] = ("all",)
+
+    def may_create(self, name: str) -> bool:
+        """Return whether a write may create a topic of this name."""
+        return any(
+            rule == "all" or rule == name or (rule.endswith("*") and name.startswith(rule[:-1]))
+            for rule in self.auto_create
+        )
 
 
 def too_many_records(limits: Limits) -> TopicsError:

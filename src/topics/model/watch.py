@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from topics.errors import invalid
-from topics.model.names import check_topic
+from topics.model.names import AUDIT, check_topic
 from topics.model.records import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
@@ -157,7 +157,8 @@ def check_by_name(name: str, options: TopicOptions) -> None:
 def check_name(name: str) -> None:
     """Raise `invalid_request` unless the name is a topic name, or a name prefix followed by `*`."""
     if not is_pattern(name):
-        check_topic(name, field="topics")
+        if name != AUDIT:
+            check_topic(name, field="topics")
     elif name != "*":
         check_topic(name[:-1], field="topics")
 
@@ -190,6 +191,13 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
         return {self.topic: TopicOptions(self.from_seq, self.tail, self.filter, self.epoch, self.consumer, self.commit)}
 
 
+class Authenticate(Struct, kw_only=True, tag_field="op", tag="authenticate"):
+    """Command `authenticate`: the key of the connection, or a newer token with the same rights."""
+
+    token: Annotated[str, "a key or a token"]
+    request_id: RequestId = None
+
+
 class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
     """Command `unsubscribe`: deliver no more records of a topic or a pattern."""
 
@@ -220,7 +228,7 @@ class Ping(Struct, kw_only=True, tag_field="op", tag="ping"):
     request_id: RequestId = None
 
 
-Command = Subscribe | Unsubscribe | Publish | CommitCommand | Ping
+Command = Authenticate | Subscribe | Unsubscribe | Publish | CommitCommand | Ping
 
 
 class Addressed(Struct):

@@ -14,8 +14,13 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.engine.state.topics import SegmentLimits, State
+from topics.errors import Code, TopicsError
+from topics.model.access import StoredKey
 from topics.model.records import Limits
-from topics.server.access.caller import KeyRing, Quotas
+from topics.server.access.audit import Audit
+from topics.server.access.caller import Quotas
+from topics.server.access.failures import Failures
+from topics.server.access.key_ring import KeyRing
 from topics.server.api.guard import Guard, protected
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
@@ -64,13 +69,16 @@ class TopicsApp:
         self.loop = loop
         self.budget = MemoryBudget(budget_bytes_of(settings))
         self.holds = LoopHolds()
-        self.quotas = Quotas(settings, self.budget)
+        self.quotas = Quotas(settings, self.budget, clock)
         served = [route for route in ROUTES if settings.console or not route.console]
         self.startup = Startup(clock, {route.path for route in served}, console=settings.console)
         routes = RouteTable(protected(served, Pages.of(settings)))
-        keys = KeyRing(settings.key_rules())
-        self.use_keys = keys.replace
-        guard = Guard(routes, keys, self.quotas, probe_auth=settings.probe_auth) if keys.callers else None
+        token_keys = () if settings.token_keys_file is None else settings.token_keys_file.keys
+        self.keys = KeyRing(settings.key_rules(), token_keys, clock)
+        self.failures = Failures(clock, settings.max_auth_failures)
+        guard = None
+        if self.keys.callers:
+            guard = Guard(routes, self.keys, self.quotas, self.failures, probe_auth=settings.probe_auth)
         self.requests = RequestHandler(routes, guard, self.budget, self.startup)
         self.admit = self.requests.admit
         self.handle = self.requests.handle
@@ -118,6 +126,8 @@ class TopicsApp:
                 await replica.begin(storage, self._datadir)
                 replica.on_promote = lambda: self.stop_server(None)
         self.serve(state, storage, replica)
+        if taken is not None:
+            self.services.audit.note("promotion", "", "server", url=self.settings.advertised_url or "")
         if replica is not None and replica.replication is not None:
             replica.replication.on_fence = self._fence
 
@@ -170,6 +180,7 @@ class TopicsApp:
         engine = Engine(clock=clock, limits=limits, state=state, schedule=self.loop.call_soon)
         # Like a kill: what was acknowledged is in the log, and a snapshot of this state would be wrong.
         engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
+        self._follow_keys(state)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         if standby is None:
@@ -185,6 +196,9 @@ class TopicsApp:
         self.services = Services(
             runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
             poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,
+            keys=self.keys,
+            failures=self.failures, audit=Audit(engine, enabled=self.requests.guard is not None and standby is None),
+            authenticate=None if self.requests.guard is None else self.requests.guard.authenticate,
             sessions=sessions, pattern_waiters=sessions.pattern_waiters, job_waiters=job_waiters,
             samples=Samples(runtime, sampled), queue_samples=QueueSamples(runtime),
             reader_samples=ReaderSamples(runtime), storage=storage, replica=replica, standby=standby,
@@ -203,6 +217,21 @@ class TopicsApp:
         if settings.console:
             for sampler in self._samplers():
                 sampler.begin()
+
+    def _follow_keys(self, state: State) -> None:
+        """Take the keys of the data directory, now and with every change. Raise if the server would not ask for one."""
+        rows = state.access
+        if any(isinstance(row, StoredKey) for row in rows.by_name.values()) and self.requests.guard is None:
+            if not self.settings.allow_insecure_no_auth:
+                what = "the data directory has API keys and the settings have none: every client could do everything; "
+                what += "set TOPICS_API_KEYS or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1"
+                raise TopicsError(Code.FORBIDDEN, what)
+        for name in list(self.keys.stored):
+            if name not in rows.by_name:
+                self.keys.changed(name, None)
+        for name, row in rows.by_name.items():
+            self.keys.changed(name, row)
+        rows.changed.append(self.keys.changed)
 
     def _samplers(self) -> tuple[Ticker, ...]:
         return self.services.samples, self.services.queue_samples, self.services.reader_samples

@@ -25,9 +25,10 @@ from topics import __version__, early_signals, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
-from topics.keys import KeyRule
+from topics.server.access.key_ring import KeyRing
 from topics.server.http.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
+from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
 from topics.server.http.server import Acceptor, HttpServer
 from topics.server.http.tls import Certificate
@@ -85,11 +86,14 @@ async def _serve(settings: Settings, build: Build) -> int:
         app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
-    reload = partial(_reload, settings, certificate, app.use_keys)
+    reload = partial(_reload, settings, certificate, app.keys)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
+    KeyUpkeep(loop, settings, app.keys)
     if early_signals.hangups:
         reload()
-    served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
+    served: App = app
+    if settings.cors_origins or settings.key_rules():
+        served = CorsApp(app, settings.cors_origins, lambda: app.keys.origins)
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.startup.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     acceptors = [Acceptor(http, sock, certificate) for sock in sockets]
@@ -261,9 +265,7 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         log.error("loop_error", what=str(context.get("message", "")))
 
 
-def _reload(
-    settings: Settings, certificate: Certificate | None, use_keys: Callable[[tuple[KeyRule, ...]], None]
-) -> None:
+def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing) -> None:
     """Read the files of certificates and API keys again. A file that cannot be used changes nothing."""
     if certificate is not None:
         try:
@@ -271,14 +273,51 @@ def _reload(
             log.info("certificate_reloaded")
         except TopicsError as error:
             log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
-    if settings.api_keys_file is not None:
-        try:
-            rules = settings.reread_key_rules()
-            use_keys(rules)
-            log.info("keys_reloaded", keys=len(rules))
-        except ValueError as error:
-            log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")
+    _reload_keys(settings, keys)
     log.info("reloaded", hint="all other settings, and the keys in TOPICS_API_KEYS, change with a restart")
+
+
+def _reload_keys(settings: Settings, keys: KeyRing) -> None:
+    try:
+        if settings.api_keys_file is not None:
+            rules = settings.reread_key_rules()
+            keys.replace(rules)
+            log.info("keys_reloaded", keys=len(rules))
+        if settings.token_keys_file is not None:
+            keys.tokens.use_keys(settings.reread_token_keys())
+            log.info("token_keys_reloaded")
+    except ValueError as error:
+        log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")
+
+
+class KeyUpkeep:
+    """Every second: ends keys and tokens that have expired, and reads files of keys again that have changed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: Settings, keys: KeyRing) -> None:
+        self._loop, self._settings, self._keys = loop, settings, keys
+        files = (settings.api_keys_file, settings.token_keys_file)
+        self._paths = [file.path for file in files if file is not None]
+        self._seen = self._look()
+        if settings.key_rules():
+            loop.call_later(1, self._tick)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        """Return what differs when a file has changed. A file that is missing for a moment has not."""
+        found: list[tuple[int, int, int] | None] = []
+        for path in self._paths:
+            try:
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            except OSError:
+                found.append(None)
+        return found
+
+    def _tick(self) -> None:
+        self._keys.sweep()
+        if self._paths and None not in (now := self._look()) and now != self._seen:
+            self._seen = now
+            _reload_keys(self._settings, self._keys)
+        self._loop.call_later(1, self._tick)
 
 
 FULL = 2  # the generation that a full collection collects

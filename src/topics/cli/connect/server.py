@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from topics.cli.connect.target import Target, next_step_of
@@ -16,7 +15,6 @@ from topics.client.call import EVENT_STREAM, JSON, PAGE_ROWS, Request, with_quer
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.streams import Event, EventParser
-from topics.errors import Code
 
 ANSWER_TIMEOUT_S = 30.0
 BRIEFLY = Retries(math.inf, for_s=5.0, reconnect=False)
@@ -65,11 +63,7 @@ class Server(Connection):
         """Return what a command reports for an error: its exit status, and what to do next."""
         if isinstance(error, Unreachable):
             return Failure(str(error), status=EXIT_UNREACHABLE, next_step=next_step_of(self.target))
-        names: list[str] = []
-        if error.code is Code.TOPIC_NOT_FOUND:  # to suggest a similar name
-            with suppress(TopicsError):
-                names = [row["topic"] for row in self.json(get("/v0/topics", page_size=PAGE_ROWS))["topics"]]
-        return failure_of(error, names)
+        return failure_of(error)
 
     def lags(self) -> dict[str, int]:
         """Return how many records the slowest router or named consumer of each topic is behind."""

@@ -20,13 +20,14 @@ from msgspec import Raw, Struct
 
 from topics.cli.command import Args, Call, Command, Curl
 from topics.cli.connect.server import post
-from topics.cli.options import option
+from topics.cli.options import one_of, option
 from topics.cli.output.failures import Failure, usage
-from topics.cli.output.screen import json_text
+from topics.cli.output.screen import confirm, json_text
 from topics.cli.output.units import parse_count, rate
 from topics.client.call import Request, given, topic_path
 from topics.client.connection import Retries
-from topics.client.errors import Unreachable
+from topics.client.errors import TopicsError, Unreachable
+from topics.errors import Code
 from topics.plurals import counted
 
 MAX_BATCH = 10_000  # the server's default limit for one write
@@ -119,7 +120,10 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         *RECORD_OPTIONS,
         option("--unique KEY", "queues: append nothing while a job with this key is pending"),
         option("--unique-for DURATION", "queues: or for this time"),
-        option("--no-create", "fail if the topic does not exist"),
+        one_of(
+            option("--create", "create a topic that does not exist without asking; asked only on a terminal"),
+            option("--no-create", "fail if the topic does not exist"),
+        ),
         option("--batch N", "most records per request [%(default)s]", default=PIPE_BATCH),
     ),
     request=_request,
@@ -137,7 +141,7 @@ def append(call: Call) -> None:
             call.screen.note("type one JSON value per line; Ctrl-D ends the input")
         _append_lines(call)
         return
-    answer = call.ask()
+    answer = _ask_before_creating(call)
     _note_files(call)
     seqs = f"seq {answer['first_seq']}"
     if answer["count"] > 1:
@@ -146,6 +150,24 @@ def append(call: Call) -> None:
     notes = [text for name, text in kinds.items() if answer[name]]
     text = f"appended {counted(answer['count'], 'record')} to {answer['topic']}: {seqs}"
     call.screen.result(answer, text + (f" ({', '.join(notes)})" if notes else ""))
+
+
+def _ask_before_creating(call: Call) -> Any:
+    """Send the request. On a terminal, ask before it creates the topic: the name may be misspelt."""
+    args = call.args
+    if args.create or args.no_create or not sys.stdin.isatty():
+        return call.ask()
+    args.no_create = True
+    try:
+        return call.ask()
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+        near = (error.detail or {}).get("near")
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        confirm(f"topic {args.topic} does not exist{meant}; create it?")
+    args.no_create, args.create = False, True
+    return call.ask()
 
 
 def _note_files(call: Call) -> None:
@@ -163,7 +185,8 @@ def _note_files(call: Call) -> None:
 
 def write(args: Args, records: bytes, *, key: str | None) -> Request:
     """Return one write of encoded records, separated by commas, with the options that hold for all of them."""
-    fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=False if args.no_create else None)
+    create = False if args.no_create else True if args.create else None
+    fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=create)
     body = b'{"records":[' + records + b"]," + json_text(fields)[1:]
     return post(topic_path(args.topic, return_seqs=False), body)
 

@@ -53,8 +53,8 @@ def usage(message: str, next_step: str = "") -> Failure:
     return Failure(message, status=EXIT_USAGE, next_step=next_step)
 
 
-def failure_of(error: TopicsError, topics: list[str]) -> Failure:
-    """Return the failure for an error of the server. `topics` are known ones, to suggest a similar one."""
+def failure_of(error: TopicsError) -> Failure:
+    """Return the failure for an error of the server."""
     message, next_step = str(error), NEXT_STEPS.get(error.code, "")
     status = EXIT_OF_STATUS.get(error.status, EXIT_RETRY if error.retryable else EXIT_FAILED)
     if error.code is Code.ROUTER_CYCLE:
@@ -71,12 +71,9 @@ def failure_of(error: TopicsError, topics: list[str]) -> Failure:
         fields = rf"(?<![\w.$\"'])({'|'.join(names)})(?![\w.\"'])"
         message = re.sub(fields, lambda found: f"{_option_of(found[1])} ({found[1]})", message)
         status = EXIT_USAGE
-    wanted = (error.detail or {}).get("topic")
-    if error.code is Code.TOPIC_NOT_FOUND and wanted:
-        from difflib import get_close_matches
-
-        if near := get_close_matches(str(wanted), topics, n=1):
-            next_step = f"did you mean {near[0]}? {next_step}"
+    near = (error.detail or {}).get("near")
+    if error.code is Code.TOPIC_NOT_FOUND and near:
+        message, next_step = message.partition("; did you mean")[0], f"did you mean {near[0]}? {next_step}"
     return Failure(message, status=status, next_step=next_step)
 
 

@@ -11,6 +11,7 @@ from topics.client.call import (
     Request,
     consumer_path,
     given,
+    key_path,
     router_path,
     schedule_path,
     topic_path,
@@ -18,9 +19,9 @@ from topics.client.call import (
 )
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
-from topics.client.items import Config, Match, ScheduleOptions, TopicPut, TopicState
+from topics.client.items import Config, KeyOptions, Match, ScheduleOptions, TokenOptions, TopicPut, TopicState
+from topics.model import access, inspection, wire
 from topics.model import consumer as consuming
-from topics.model import inspection, wire
 from topics.model import router as routing
 from topics.model import schedule as scheduling
 
@@ -342,6 +343,54 @@ class AsyncManagementCalls(AsyncCalls):
         """
         path = schedule_path(name, "preview")
         return (await self._http.call("POST", path, scheduling.SchedulePreview, body=timing)).times
+
+    # --- keys and tokens
+
+    async def create_token(self, **wanted: Unpack[TokenOptions]) -> access.TokenCreated:
+        """Return a token with at most the rights of this key, valid for ten minutes or for `ttl_ms`.
+
+        made = await topics.create_token(scopes=["read"], names=["orders"], subject="user-7")
+        print(made.token)
+        """
+        return await self._http.call("POST", "/v0/tokens", access.TokenCreated, body=wanted, safe=False)
+
+    async def revoke_tokens(self, *, id: str | None = None, key: str | None = None, before: int | None = None) -> None:
+        """Revoke a token by its id, the tokens of a key, or all; those that were issued before a time in ms since 1970.
+
+        await topics.revoke_tokens(key="billing")
+        """
+        body = given(id=id, key=key, before=before)
+        await self._http.call("POST", "/v0/tokens/revoke", access.TokensRevoked, body=body)
+
+    async def create_key(self, key: str, **wanted: Unpack[KeyOptions]) -> access.KeyCreated:
+        """Create a key, and return it with its secret, which is never shown again.
+
+        made = await topics.create_key("billing", scopes=["read", "write"], prefixes=["orders."])
+        print(made.secret)
+        """
+        return await self._http.call("POST", "/v0/keys", access.KeyCreated, body={"key": key, **wanted}, safe=False)
+
+    async def keys(self) -> list[access.KeyState]:
+        """Return the keys that this key covers, without their secrets.
+
+        print([row.key for row in await topics.keys()])
+        """
+        return (await self._http.call("GET", "/v0/keys", access.KeyList)).keys
+
+    async def rotate_key(self, key: str, *, overlap_ms: int | None = None) -> access.KeyCreated:
+        """Give a key a new secret, and return it. The old one is valid for another day, or for `overlap_ms`.
+
+        made = await topics.rotate_key("billing", overlap_ms=3_600_000)
+        """
+        body = given(overlap_ms=overlap_ms)
+        return await self._http.call("POST", key_path(key, "rotate"), access.KeyCreated, body=body, safe=False)
+
+    async def revoke_key(self, key: str) -> bool:
+        """Remove a key: its requests, streams and tokens end. Return False if it did not exist.
+
+        await topics.revoke_key("billing")
+        """
+        return (await self._http.call("DELETE", key_path(key), access.KeyDropped)).deleted
 
     # --- the server
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from topics import logs
 from topics.engine import retention
 from topics.engine.routers.graph import table_of
-from topics.engine.schedules import schedule_log
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, DamageReport
+from topics.model.names import AUDIT
 from topics.storage import snapshot as snap
 from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
@@ -40,11 +40,12 @@ def load_topics(
         with open_tails(datadir) as read_tail:
             for topic in snapshot.topics:
                 restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
-        state.names.rebuild(state.by_name)
+        state.names.rebuild(name for name in state.by_name if name != AUDIT)
         if snapshot_parts.ROUTERS in snapshot.extra:
             table_of(state).load(snapshot.extra[snapshot_parts.ROUTERS])
-        if snapshot_parts.SCHEDULES in snapshot.extra:
-            schedule_log.load(state, snapshot.extra[snapshot_parts.SCHEDULES])
+        for name, rows in snapshot_parts.named_rows(state).items():
+            if name in snapshot.extra:
+                rows.load(snapshot.extra[name])
     return snapshot
 
 

@@ -21,7 +21,6 @@ from topics.clock import Clock
 from topics.engine.durable import recovery
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.schedules import schedule_log
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Capture, Frozen, SavedTail
 from topics.engine.state.topic import Topic
@@ -243,7 +242,7 @@ class Store:
             head.extra[snap.FAILOVER] = msgspec.Raw(msgspec.msgpack.encode(self._clock.now_ms()))
         tables = {
             snapshot_parts.ROUTERS: None if self.state.routers is None else self.state.routers.save(),
-            snapshot_parts.SCHEDULES: schedule_log.save(self.state),
+            **{name: rows.save() for name, rows in snapshot_parts.named_rows(self.state).items()},
         }
         retired, self.caches.retired = self.caches.retired, []
         if self.commits is not None:

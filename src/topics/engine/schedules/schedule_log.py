@@ -6,17 +6,14 @@ which ticks are done with, whatever the topic remembers of idempotency keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.model.schedule import Schedule
 from topics.storage.log import entry as entries
-from topics.storage.snapshot import encode_array
 
 
 @entries.known
@@ -45,19 +42,15 @@ class Ticked(Struct, array_like=True):
 
 
 def change(state: State, entry: ScheduleChanged) -> None:
-    if entry.name in state.schedules:
-        del state.schedules[entry.name]
-        state.schedule_names.remove(entry.name)
-    if entry.schedule is not None:
-        state.schedules[entry.name] = entry.schedule
-        state.schedule_names.add(entry.name)
+    state.schedules.put(entry.name, entry.schedule)
 
 
 def move(state: State, entry: Ticked, seq: int) -> None:
     """Move the schedule. `seq` is that of the record, if there is one."""
-    if (one := state.schedules.get(entry.name)) is not None:
+    if (one := state.schedules.by_name.get(entry.name)) is not None:
         last = {"topic_id": entry.topic_id, "last_ms": entry.last_ms, "last_seq": seq} if entry.last_ms else {}
-        state.schedules[entry.name] = structs.replace(one, position=max(one.position, entry.position), **last)
+        moved = structs.replace(one, position=max(one.position, entry.position), **last)
+        state.schedules.put(entry.name, moved)
 
 
 def replay_ticked(state: State, entry: Ticked) -> None:
@@ -65,14 +58,3 @@ def replay_ticked(state: State, entry: Ticked) -> None:
     move(state, entry, 0 if made is None else made.first)
     if made is not None and (topic := state.by_id.get(made.topic_id)) is not None:
         apply.replay_append(state, topic, made)
-
-
-def save(state: State) -> Callable[[], Iterator[bytes]] | None:
-    """Return what encodes all schedules as they are now, on any thread; None if there are none."""
-    rows = tuple(state.schedules.values())
-    return (lambda: encode_array(iter(rows), len(rows))) if rows else None
-
-
-def load(state: State, raw: msgspec.Raw) -> None:
-    state.schedules = {one.name: one for one in msgspec.msgpack.decode(raw, type=list[Schedule])}
-    state.schedule_names.rebuild(state.schedules)

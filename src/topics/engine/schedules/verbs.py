@@ -77,7 +77,7 @@ class Schedules:
 
     def attach(self) -> None:
         """Look at all schedules in the next turns, once the state of the engine is recovered."""
-        for name, one in self._state.schedules.items():
+        for name, one in self._state.schedules.by_name.items():
             if not one.config.paused:
                 self._wake_at(name, 0)
 
@@ -88,7 +88,7 @@ class Schedules:
         config = check_request(name, request)
         one = self._finished(name)
         staging, limit, now = self._staging, self._staging.limits.max_schedules, self._staging.clock.now_ms()
-        if one is None and limit and len(self._state.schedules) >= limit:
+        if one is None and limit and len(self._state.schedules.by_name) >= limit:
             raise server_full("max_schedules", limit)
         if one is not None and one.config == config:
             return Ticket.of((one, False))
@@ -114,7 +114,7 @@ class Schedules:
         return self._change(ScheduleChanged(one.topic_id, name, None), topic, True)
 
     def get(self, name: str) -> Schedule:
-        one = self._state.schedules.get(name)
+        one = self._state.schedules.by_name.get(name)
         if one is None:
             check_schedule(name)
             raise schedule_not_found(name)
@@ -169,7 +169,7 @@ class Schedules:
         self._staging.commits.sync()
         if (standing := self._standings.get(name)) is not None and standing.is_pending:
             raise busy("a tick or a change of the schedule")
-        return self._state.schedules.get(name)
+        return self._state.schedules.by_name.get(name)
 
     def _change(self, entry: ScheduleChanged, topic: Topic | None, result: object) -> Ticket:
         """Stage a change. The schedule has no ticks until it has taken effect, and those that it owed are dropped."""
@@ -178,7 +178,7 @@ class Schedules:
 
         def end() -> None:
             del self._standings[entry.name]
-            if (one := self._state.schedules.get(entry.name)) is not None:
+            if (one := self._state.schedules.by_name.get(entry.name)) is not None:
                 self._standings[entry.name] = Standing(skipped=standing.skipped, failures=standing.failures)
                 self._plan(one)
 
@@ -218,7 +218,7 @@ class Schedules:
 
     def _try(self, name: str) -> None:
         try:
-            self._stage_tick(self._state.schedules[name], self._standings[name])
+            self._stage_tick(self._state.schedules.by_name[name], self._standings[name])
         except (Cold, Halted):
             raise
         except Exception as error:
@@ -300,7 +300,7 @@ class Schedules:
         standing = self._standings[name]
         standing.is_pending, standing.retry_ms, standing.last_error = False, 0, None
         del standing.owed[:1]
-        self._plan(self._state.schedules[name])
+        self._plan(self._state.schedules.by_name[name])
 
     def _failed(self, name: str, error: BaseException | None, *, refused: bool) -> None:
         """Count a failure, if there is one. Unless the tick was refused, it is still pending, and may land later."""

@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from topics.keys import END
+
 CHUNK_NAMES = 1000  # inserting into one list of 100,000 names would move half of them
 
 
@@ -56,7 +58,15 @@ class NameIndex:
             yield from chunk
 
     def starting_with(self, prefix: str, *, after: str = "") -> Iterator[str]:
-        """Yield names that begin with `prefix` and come after `after`, in order. Looks at no other names."""
+        """Yield names that begin with `prefix` and come after `after`, in order. Looks at no other names.
+
+        A prefix with `END` is one whole name.
+        """
+        if prefix.endswith(END):
+            name = prefix.removesuffix(END)
+            if name > after and name in self:
+                yield name
+            return
         start = max(prefix, after)
         at = bisect_right(self._firsts, start) - 1
         find = bisect_left if start > after else bisect_right

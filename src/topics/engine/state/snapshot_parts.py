@@ -9,6 +9,7 @@ import msgspec
 
 from topics.engine.state import idempotency
 from topics.engine.state.losses import Losses
+from topics.engine.state.named_rows import NamedRows
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
@@ -85,12 +86,18 @@ class Part(NamedTuple):
 _NO_EXTRA: dict[str, msgspec.Raw] = {}
 
 TOPIC_PARTS: list[Part] = []
-ROUTERS, SCHEDULES = "routers", "schedules"  # in `Snapshot.extra`: all of them, see `routers.graph`, `schedule_log`
+# In `Snapshot.extra`: all of them, see `routers.graph` and `named_rows`.
+ROUTERS, SCHEDULES, ACCESS = "routers", "schedules", "access"
+
+
+def named_rows(state: State) -> dict[str, NamedRows[Any]]:
+    """Return the rows that a snapshot has as a whole, each kind by the name of its part."""
+    return {SCHEDULES: state.schedules, ACCESS: state.access}
 
 
 def check_known(snapshot: snap.Snapshot) -> None:
     """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
-    known = {ROUTERS, SCHEDULES, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
+    known = {ROUTERS, SCHEDULES, ACCESS, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
     of_topics = {part.name for part in TOPIC_PARTS}
     unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
     if unknown:

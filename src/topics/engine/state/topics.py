@@ -8,7 +8,10 @@ from typing import Any
 from msgspec import Struct
 
 from topics.engine.state.name_index import NameIndex
+from topics.engine.state.named_rows import NamedRows
 from topics.engine.state.topic import Topic, Totals
+from topics.model.access import Revocation, StoredKey
+from topics.model.names import AUDIT
 from topics.model.schedule import Schedule
 from topics.model.topic import TopicConfig
 from topics.storage.log.ledger import Ledger
@@ -33,7 +36,7 @@ class State:
     def __init__(self, *, segments: SegmentLimits | None = None, max_keys: int = 1_000_000) -> None:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
-        self.names = NameIndex()  # of `by_name`
+        self.names = NameIndex()  # of `by_name`, without the audit topic
         self.queues: dict[int, Topic] = {}  # the queues of `by_id`
         self.consumed = NameIndex()  # topics with named consumers
         self.expiring: dict[Topic, None] = {}  # topics with consumers that may expire, in the order of a sweep
@@ -47,15 +50,15 @@ class State:
         self.created: list[Callable[[Topic], None]] = []  # called with every new topic
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
         self.routers: Any = None  # `routers.graph.Table`, see `table_of`
-        self.schedules: dict[str, Schedule] = {}
-        self.schedule_names = NameIndex()
+        self.schedules = NamedRows[Schedule](Schedule)
+        self.access = NamedRows[StoredKey | Revocation](StoredKey | Revocation)  # keys, and tokens that are not valid
         self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
         self.left_ephemeral: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
         self.needed_snapshots = 0  # how many changes of class promised more than the log has, see `apply.promises_more`
 
     def add(self, topic: Topic, *, index: bool = True) -> None:
         """Add a topic. Without `index` the caller rebuilds `names` once it has added all."""
-        if index and topic.name not in self.by_name:
+        if index and topic.name not in self.by_name and topic.name != AUDIT:
             self.names.add(topic.name)
         self.by_name[topic.name] = topic
         self.by_id[topic.topic_id] = topic
@@ -67,7 +70,8 @@ class State:
         del self.by_id[topic.topic_id]
         if self.by_name.get(topic.name) is topic:
             del self.by_name[topic.name]
-            self.names.remove(topic.name)
+            if topic.name != AUDIT:
+                self.names.remove(topic.name)
         self.queues.pop(topic.topic_id, None)
         self.count_class(topic.config, -1)
 

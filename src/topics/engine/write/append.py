@@ -14,7 +14,7 @@ from topics.engine.write.large_render import LargeBlob, lay_out
 from topics.engine.write.render import joined, render
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
-from topics.errors import invalid, topic_not_found
+from topics.errors import Code, TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, PlainWriteRequest, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
@@ -158,6 +158,9 @@ class Appends:
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
+        if not self._limits.may_create(name):
+            what = f'topic "{name}" does not exist, and TOPICS_AUTO_CREATE lets no write create it'
+            raise TopicsError(Code.TOPIC_NOT_FOUND, what, detail={"topic": name, "reason": "auto_create"})
         entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
         check_terms(config, request, entry)
         staging.check_room(config, None, entry, now)

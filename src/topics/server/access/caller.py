@@ -1,58 +1,106 @@
-"""Callers: their rights, their keys, and quotas on what they have open. `authorise` decides for every transport.
+"""Callers: their rights, and quotas on what they have open. `authorise` decides for every transport.
 
 A slot of a quota is taken before anything is created. Its `release` may be called twice: the holder calls it on every
 path to the end.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from hashlib import sha256
-from hmac import compare_digest
-from itertools import repeat
-from operator import mul
-from typing import Any
+from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
-from topics.keys import KeyRule
-from topics.server.access.operations import OPERATIONS, Operation, Scope
+from topics.keys import END, Rights
+from topics.model.records import WriteRequest
+from topics.server.access.operations import AUTHENTICATE, CONNECT_SOCKET, OPERATIONS, PING, Operation, Scope
 from topics.server.limits.budget import MemoryBudget, check_room, throttled
 
-ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
+ALL = Rights()
+SECOND_NS = 1_000_000_000
+
+
+class Revocable(Protocol):
+    """A stream that ends when its caller loses its rights."""
+
+    def revoke(self, reason: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """The rights of one API key, or of all clients of a server without keys."""
+    """The rights of one key or token, or of all clients of a server without keys. The same wherever it comes from."""
 
     name: str  # for counters and logs; never the secret
-    scopes: Scope = ALL
-    prefixes: tuple[str, ...] = ()  # of topic, router and schedule names; empty means all names
-    counted: bool = False  # true for a key: its requests and streams are counted and capped
-    streams: int = 0  # open event streams and WebSockets
+    rights: Rights = ALL
+    counted: bool = False  # true for a key or a token: its requests and streams are counted and capped
+    id: str = ""  # of a key: no other key has it, not even a later one with the same name
+    parent: Caller | None = None  # the key that a token depends on
+    subject: str = ""  # of a token
+    signed_by: str = ""  # the id of the key that signed a token
+    expires_ms: int | None = None
+    slots: set[Slot] = field(default_factory=set)  # open event streams and WebSockets
     inflight: int = 0  # requests that are being answered
-    # Operations whose scopes the key has. Testing flags per request takes ten times longer than this set.
+    used_ms: int = 0
+    ended: str = ""  # why it has no rights any more
+    full_ns: int = 0  # when the bucket of its requests is full again
+    scopes: Scope = field(init=False)
+    prefixes: tuple[str, ...] = field(init=False)  # see `Rights.covering`
+    # Operations that the rights allow. Testing flags per request takes ten times longer than this set.
     operations: frozenset[Operation] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in self.scopes)
+        self.prefixes = self.rights.covering
+        self.scopes = Scope.NONE
+        for word in self.rights.scopes:
+            self.scopes |= Scope[word.upper()]
+        only = self.rights.operations
+        self.operations = frozenset(
+            one for one in OPERATIONS
+            if one.scope in self.scopes and (not only or not one.scope or one.activity in only)
+        )  # fmt: skip
 
     def may_use(self, name: str) -> bool:
-        return not self.prefixes or name.startswith(self.prefixes)
+        return not self.prefixes or (name + END).startswith(self.prefixes)
 
     def end_request(self) -> None:
         if self.counted:
             assert self.inflight > 0, "a request ended twice"
             self.inflight -= 1
 
+    def end(self, reason: str) -> None:
+        """Take all rights, and end the streams."""
+        self.ended, self.operations = reason, frozenset()
+        for slot in list(self.slots):
+            if slot.stream is not None:
+                slot.stream.revoke(reason)
+
+    def owns(self, session: Caller) -> bool:
+        """Return whether it may continue what `session` began: it is the same, or a newer token with equal rights."""
+        alike = (self.parent, self.subject, self.rights) == (session.parent, session.subject, session.rights)
+        return self is session or (bool(self.expires_ms and session.expires_ms and not self.id) and alike)
+
 
 ANYONE = Caller("")
+# A WebSocket whose first message will have the key.
+UNKNOWN = Caller("", Rights(scopes=()))
+UNKNOWN.operations = frozenset((CONNECT_SOCKET, AUTHENTICATE, PING))
 
 
 def admit(caller: Caller, operation: Operation, *targets: str) -> None:
     """Raise `forbidden` unless the key has the scopes of the operation and may use its targets."""
     if operation not in caller.operations:
+        if caller is UNKNOWN:
+            raise TopicsError(Code.UNAUTHORIZED, "the first message must be authenticate, with a key or a token")
+        if caller.ended:
+            raise TopicsError(Code.UNAUTHORIZED, caller.ended)
+        if operation.scope in caller.scopes:
+            raise TopicsError(
+                Code.FORBIDDEN,
+                f"the token does not allow this: its operations are {', '.join(caller.rights.operations)}",
+                detail={"operations": list(caller.rights.operations)},
+            )
         raise TopicsError(
             Code.FORBIDDEN,
             f"the key lacks a scope: this needs {' and '.join(scope_words(operation.scope))}",
@@ -77,6 +125,20 @@ def authorise(engine: Engine, caller: Caller, operation: Operation, *targets: st
                     _check_name(caller, name, secret=operation.secret_names)
 
 
+def bind(caller: Caller, write: WriteRequest) -> None:
+    """Give a write the node of a token, and take its right to create if the caller lacks it. Raise for another node."""
+    rights = caller.rights
+    if not rights.create:
+        write.create = False
+    if rights.node is not None:
+        of_records = (getattr(record, "node", None) for record in write.records)
+        if {write.node, *of_records} - {None, rights.node}:
+            raise TopicsError(
+                Code.FORBIDDEN, f"the token is for records of node {rights.node!r}", detail={"node": rights.node}
+            )
+        write.node = rights.node
+
+
 def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
     if not caller.may_use(name):
         if secret:
@@ -88,83 +150,55 @@ def scope_words(scope: Scope) -> list[str]:
     return [one.name.lower() for one in Scope if one in scope and one.name]
 
 
-class KeyRing:
-    """The callers of a server by the digests of their secrets."""
+class Slot:
+    """The place of a stream among those of its caller. The stream sets `stream`, and calls `release` when it ends."""
 
-    def __init__(self, rules: tuple[KeyRule, ...]) -> None:
-        self.callers: list[Caller] = []
-        self._rules: tuple[KeyRule, ...] = ()
-        self.replace(rules)
+    __slots__ = ("_quotas", "caller", "stream")
 
-    def replace(self, rules: tuple[KeyRule, ...]) -> None:
-        """Use other rules from now on.
+    def __init__(self, quotas: Quotas, caller: Caller) -> None:
+        self._quotas = quotas
+        self.stream: Revocable | None = None
+        self.caller = caller
+        caller.slots.add(self)
 
-        A key whose rule is unchanged keeps its caller, and with it its counts and watch sessions. Every other caller
-        loses its rights, because the WebSockets that it has opened still refer to it.
-        """
-        kept: dict[KeyRule, Caller | None] = dict(zip(self._rules, self.callers, strict=True))
-        self.callers = [kept.pop(rule, None) or _caller(rule) for rule in rules]
-        for number, caller in enumerate(self.callers, start=1):
-            # The position in the configuration: it appears in logs, and must reveal nothing of the secret.
-            caller.name = f"key{number}"
-        for dropped in filter(None, kept.values()):
-            dropped.operations = frozenset()
-        self._rules = rules
-        self._digests = [rule.digest for rule in rules]
-        self._numbers = range(1, len(rules) + 1)
+    def move(self, caller: Caller) -> None:
+        """Count for another caller: a stream goes on with a newer token."""
+        if caller is not self.caller:
+            self._quotas.check_stream(caller)
+        self.caller.slots.discard(self)
+        self.caller = caller
+        caller.slots.add(self)
 
-    def find(self, secret: bytes) -> Caller | None:
-        """Return the caller with this secret, or None.
-
-        The digest of the secret is compared with that of every key, each comparison in constant time and none skipped
-        after a match. The number of the match is a sum. The time taken therefore reveals neither which key matched nor
-        how much of one.
-        """
-        presented = sha256(secret).digest()
-        matches = map(compare_digest, self._digests, repeat(presented))
-        number = sum(map(mul, matches, self._numbers))
-        return self.callers[number - 1] if number else None
-
-
-def _caller(rule: KeyRule) -> Caller:
-    scopes = Scope.NONE
-    for word in rule.scopes:
-        scopes |= Scope[word.upper()]
-    return Caller("", scopes, rule.prefixes, counted=True)
-
-
-Release = Callable[[], None]
+    def release(self) -> None:
+        """Free the place. May be called twice."""
+        if self in self.caller.slots:
+            self.caller.slots.discard(self)
+            self._quotas.streams -= 1
 
 
 class Quotas:
-    """The counts of one server. The counts of a key are on its `Caller`; without keys only the server is counted."""
+    """The counts of one server. Those of a key or a token are on its `Caller`, whose own limits come first."""
 
-    def __init__(self, settings: Settings, budget: MemoryBudget) -> None:
+    def __init__(self, settings: Settings, budget: MemoryBudget, clock: Clock) -> None:
         self.streams = 0  # open event streams and WebSockets
         self._budget = budget
+        self._clock = clock
         self._streams = settings.max_sse_connections
         self._streams_per_key = settings.max_sse_connections_per_key
         self._inflight_per_key = settings.max_inflight_per_key
 
-    def open_stream(self, caller: Caller) -> Release:
-        """Take a slot for a long-lived connection, and return its release. Raise `throttled` if there is none."""
+    def open_stream(self, caller: Caller) -> Slot:
+        """Take a slot for a long-lived connection. Raise `throttled` if there is none."""
         self._budget.check(0)
         check_room("max_sse_connections", self.streams, self._streams)
-        if caller.counted:
-            check_room("max_sse_connections_per_key", caller.streams, self._streams_per_key)
-            caller.streams += 1
+        self.check_stream(caller)
         self.streams += 1
-        held = True
+        return Slot(self, caller)
 
-        def release() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self.streams -= 1
-                if caller.counted:
-                    caller.streams -= 1
-
-        return release
+    def check_stream(self, caller: Caller) -> None:
+        if caller.counted:
+            check_room("max_sse_connections_per_key", len(caller.slots), self._streams_per_key)
+            check_room("max_streams", len(caller.slots), caller.rights.max_streams)
 
     def begin_request(self, caller: Caller) -> None:
         """Count a request of a key, or raise `throttled`. `Caller.end_request` must follow however it ends."""
@@ -172,4 +206,14 @@ class Quotas:
             return
         if self._inflight_per_key and caller.inflight >= self._inflight_per_key:
             raise throttled("max_inflight_per_key", self._inflight_per_key)
+        rights = caller.rights
+        if rights.max_inflight and caller.inflight >= rights.max_inflight:
+            raise throttled("max_inflight", rights.max_inflight)
+        if rights.rate:
+            # A bucket with the requests of one second. It is empty if it is full only a second from now.
+            now_ns = self._clock.monotonic_ns()
+            full_ns = max(caller.full_ns, now_ns) + SECOND_NS // rights.rate
+            if full_ns > now_ns + SECOND_NS:
+                raise throttled("rate", rights.rate)
+            caller.full_ns = full_ns
         caller.inflight += 1

@@ -15,12 +15,15 @@ from msgspec import UNSET, Struct, UnsetType
 
 from topics.engine.engine import Engine
 from topics.engine.routers.graph import Router
+from topics.errors import Code, TopicsError
+from topics.keys import Activity
 from topics.model.consumer import ConsumerRequest
+from topics.model.names import AUDIT
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
-from topics.model.watch import Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
+from topics.model.watch import Authenticate, Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest
 from topics.server.http.request import query_string
 
 
@@ -51,6 +54,7 @@ class Operation(Struct, frozen=True, eq=False):
     # their source: a field of the request, or the state. Called with the engine, the target and the decoded request.
     names: Mapping[str, NamesIn] = {}
     effects: Effects | None = None  # whether a GET changes anything, by its query string; `api/guard.py` protects it
+    activity: Activity | None = None  # the part of a token's `operations` that allows it; they never limit scope NONE
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
     def __post_init__(self) -> None:
@@ -84,8 +88,8 @@ def _redriven(engine: Engine, target: str, wanted: RedriveRequest) -> Iterable[s
 
 
 def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[str]:
-    """Return the watched names. A pattern must lie within a prefix: its literal part counts as the name."""
-    return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
+    """Return the watched names. A pattern counts with its `*`, so that it lies within a prefix and no exact name."""
+    return wanted.watched()
 
 
 def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
@@ -99,7 +103,7 @@ def router_names(router: Router) -> tuple[str, ...]:
 
 
 def _schedule_topic(engine: Engine, target: str, _: Any) -> Iterable[str]:
-    one = engine.state.schedules.get(target)
+    one = engine.state.schedules.by_name.get(target)
     return () if one is None else (one.config.topic,)
 
 
@@ -113,35 +117,41 @@ CONFIGURE_TOPIC = Operation("configure topic", Scope.ADMIN, names={"dead_letter"
 READ_STATE = Operation("read state", Scope.READ, effects=_touches(default=True))
 LIST_TOPICS = Operation("list topics", Scope.READ, effects=_touches(default=False))
 DROP_TOPIC = Operation("drop topic", Scope.DELETE)
-APPEND = Operation("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter})
+APPEND = Operation("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter}, activity="publish")
 # The contract requires more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
 PUBLISH_CONFIGURED = Operation(
-    "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter}
+    "publish with config",
+    Scope.WRITE | Scope.ADMIN,
+    names={"config.dead_letter": _inline_dead_letter},
+    activity="publish",
 )
 READ_TIMELINE = Operation("read timeline", Scope.READ)
-DIFF = Operation("diff", Scope.READ)
+DIFF = Operation("diff", Scope.READ, activity="diff")
 # Reading by name begins and moves a consumer, so it needs what storing one needs.
-DIFF_AS_CONSUMER = Operation("diff as consumer", Scope.READ | Scope.WRITE)
-SCAN = Operation("scan", Scope.READ)
+DIFF_AS_CONSUMER = Operation("diff as consumer", Scope.READ | Scope.WRITE, activity="diff")
+SCAN = Operation("scan", Scope.READ, activity="diff")
 DELETE_RECORDS = Operation("delete records", Scope.DELETE)
 # A report ends the hold of the records up to its seq, and a PUT of the topic began it: it needs what configuring needs.
 REPORT_ARCHIVED = Operation("report archived", Scope.ADMIN)
 
-WATCH = Operation("watch", Scope.READ, names={"topics": _watched})
-WATCH_AS_CONSUMER = Operation("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
-COMMIT = Operation("commit", Scope.READ | Scope.WRITE)
+WATCH = Operation("watch", Scope.READ, names={"topics": _watched}, activity="watch")
+WATCH_AS_CONSUMER = Operation(
+    "watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched}, activity="watch"
+)
+COMMIT = Operation("commit", Scope.READ | Scope.WRITE, activity="watch")
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
 OPEN_SESSION = Operation("open session", effects=lambda found: True)
 # Every command is authorised by itself. The handshake refuses pages of other sites.
 CONNECT_SOCKET = Operation("connect socket")
+AUTHENTICATE = Operation("authenticate")  # the command checks the key itself
 UNSUBSCRIBE = Operation("unsubscribe")
 PING = Operation("ping")
 
-CLAIM = Operation("claim", Scope.READ | Scope.WRITE)
-WORK = Operation("work", Scope.READ | Scope.WRITE, effects=lambda found: True)
-ACK = Operation("ack", Scope.WRITE)
-NACK = Operation("nack", Scope.WRITE)
-EXTEND = Operation("extend", Scope.WRITE)
+CLAIM = Operation("claim", Scope.READ | Scope.WRITE, activity="work")
+WORK = Operation("work", Scope.READ | Scope.WRITE, effects=lambda found: True, activity="work")
+ACK = Operation("ack", Scope.WRITE, activity="work")
+NACK = Operation("nack", Scope.WRITE, activity="work")
+EXTEND = Operation("extend", Scope.WRITE, activity="work")
 LIST_JOBS = Operation("list jobs", Scope.READ)
 REDRIVE = Operation("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
 
@@ -195,6 +205,13 @@ PROBE = Operation("probe")
 READ_METRICS = Operation("read metrics", Scope.READ)
 READ_SAMPLES = Operation("read samples", Scope.READ)
 READ_OWN_RIGHTS = Operation("read own rights")
+CREATE_TOKEN = Operation("create token")  # which has at most the rights of the key
+REVOKE_TOKENS = Operation("revoke tokens", Scope.ADMIN)
+LIST_KEYS = Operation("list keys", Scope.ADMIN)
+CREATE_KEY = Operation("create key", Scope.ADMIN)
+ROTATE_KEY = Operation("rotate key", Scope.ADMIN)
+DROP_KEY = Operation("revoke key", Scope.ADMIN)
+READ_AUDIT = Operation("read audit", Scope.READ | Scope.ADMIN)  # every read of that topic, in place of its own
 READ_DOCUMENT = Operation("read document")
 
 
@@ -230,6 +247,7 @@ def more_than_route(wanted: Any) -> Operation | None:
 COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
     Publish: lambda command: APPEND if command.config is None else PUBLISH_CONFIGURED,
     Subscribe: lambda command: WATCH_AS_CONSUMER if _consumes(command) else WATCH,
+    Authenticate: lambda _: AUTHENTICATE,
     Unsubscribe: lambda _: UNSUBSCRIBE,
     CommitCommand: lambda _: COMMIT,
     Ping: lambda _: PING,
@@ -239,6 +257,12 @@ COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
 _PICK = {**COMMANDS, **{strict(kind): pick for kind, pick in COMMANDS.items()}}
 
 
+def read_only() -> TopicsError:
+    return TopicsError(Code.FORBIDDEN, f"{AUDIT} can only be read: the server writes it", detail={"topic": AUDIT})
+
+
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
     targets = (command.topic,) if isinstance(command, (Publish, CommitCommand)) else ()
+    if AUDIT in targets:
+        raise read_only()
     return _PICK[type(command)](command), targets

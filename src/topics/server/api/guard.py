@@ -13,10 +13,13 @@ from msgspec import structs
 
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
-from topics.server.access.caller import ANYONE, Caller, KeyRing, Quotas, admit, authorise
+from topics.server.access.caller import ANYONE, UNKNOWN, Caller, Quotas, admit, authorise
+from topics.server.access.failures import Failures
+from topics.server.access.key_ring import KeyRing
+from topics.server.access.operations import CONNECT_SOCKET
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
 from topics.server.api.services import Services
-from topics.server.http.browser_origin import Pages
+from topics.server.http.browser_origin import Pages, bearer_protocol, offers_protocol
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.request import query_string
 from topics.server.limits.budget import SMALL_BYTES
@@ -26,9 +29,12 @@ NAME_PARTS = ("topic", "router", "schedule")  # path parameters that the prefixe
 
 
 class Guard:
-    def __init__(self, routes: RouteTable, keys: KeyRing, quotas: Quotas, *, probe_auth: bool) -> None:
+    def __init__(
+        self, routes: RouteTable, keys: KeyRing, quotas: Quotas, failures: Failures, *, probe_auth: bool
+    ) -> None:
         self._routes = routes
         self._keys = keys
+        self._failures = failures
         self.quotas = quotas
         self._probe_auth = probe_auth
 
@@ -58,14 +64,25 @@ class Guard:
 
     def _authenticate(self, request: Request, route: Route | None) -> Caller:
         secret = _secret(request, route)
-        caller = None if secret is None else self._keys.find(secret)
-        if caller is None:
-            what = (
-                "the API key is unknown: check the key and TOPICS_API_KEYS"
-                if secret
-                else "an API key is required: send authorization: Bearer <key>"
-            )
-            raise TopicsError(Code.UNAUTHORIZED, what)
+        if (
+            secret is None
+            and route is not None
+            and route.operation is CONNECT_SOCKET
+            and offers_protocol(request.headers)
+        ):
+            return UNKNOWN  # the first message has the key
+        return self.authenticate(request, secret or b"")
+
+    def authenticate(self, request: Request, secret: bytes) -> Caller:
+        """Return the caller with this key or token. Raise `unauthorized`, or `throttled` after too many failures."""
+        self._failures.check(request.peer)
+        try:
+            caller = self._keys.authenticate(secret)
+            check_origin(caller, request)
+        except TopicsError as error:
+            if secret:
+                self._failures.note(request.peer, error)
+            raise
         return caller
 
     def end_with(self, caller: Caller, answer: Answer) -> None:
@@ -78,6 +95,15 @@ class Guard:
             _count_until_sent(caller, answer)
         else:
             caller.end_request()
+
+
+def check_origin(caller: Caller, request: Request) -> None:
+    """Raise `forbidden` for a request of a page whose origin the key or token does not name."""
+    origin = request.headers.get(b"origin")
+    if caller.rights.origins and origin is not None and origin.decode("latin-1").lower() not in caller.rights.origins:
+        raise TopicsError(
+            Code.FORBIDDEN, "the key is for pages of other origins", detail={"origin": origin[:256].decode("latin-1")}
+        )
 
 
 def targets_of(call: Call) -> list[str]:
@@ -101,6 +127,8 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
     given = request.headers.get(b"authorization")
     if given is not None:
         return given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else b""
+    if route is not None and route.operation is CONNECT_SOCKET:
+        return bearer_protocol(request.headers)
     if route is None or not route.query_token or not request.query:
         return None
     try:

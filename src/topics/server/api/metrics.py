@@ -142,12 +142,15 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
     yield from _rows(
         ("topics_topics", "Topics.", len(services.engine.topics)),
         ("topics_routers", "Routers.", len(services.engine.routers.table.by_name)),
-        ("topics_schedules", "Schedules.", len(state.schedules)),
+        ("topics_schedules", "Schedules.", len(state.schedules.by_name)),
         ("topics_records_live", "Records that readers can still get.", state.totals.records),
         ("topics_bytes_live", "Bytes of those records.", state.totals.bytes),
         ("topics_queue_topics", "Topics of type queue.", len(state.queues)),
         ("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases),
         ("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams),
+        ("topics_auth_failures_total", "Requests with an unknown or invalid key or token.", services.failures.total),
+        ("topics_auth_refused_total", "Requests refused because their address has failed too often.",
+         services.failures.refused_total),
         ("topics_watch_sessions", "Watch sessions.", len(services.sessions)),
         ("topics_slow_readers_total", "Streams closed because their client did not read.",
          services.runtime.slow_readers_total),
@@ -423,8 +426,10 @@ def _schedules(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric
          lambda one: (schedules.next_at(one) or 0) / 1000),
         ("topics_schedule_failures_total", "Ticks that failed.", lambda one: schedules.standing(one.name).failures),
     ]  # fmt: skip
-    names = state.schedule_names
-    return _named(services, "schedule", prefixes, names, state.schedules, lambda one: (one.config.topic,), columns)
+    names = state.schedules.names
+    return _named(
+        services, "schedule", prefixes, names, state.schedules.by_name, lambda one: (one.config.topic,), columns
+    )
 
 
 def _named(

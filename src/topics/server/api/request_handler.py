@@ -7,6 +7,7 @@ from topics.errors import Code, TopicsError
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import CHANGES, Scope
+from topics.server.access.suggestions import with_near_names
 from topics.server.api.guard import Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup
@@ -92,7 +93,7 @@ class RequestHandler:
             else:
                 raise self._startup.not_ready()
         except TopicsError as error:
-            answer = error_answer(error, request)
+            answer = self._refused(error, request, call)
         except Cold:
             answer = self._serve_later(call)
         except BaseException:
@@ -121,9 +122,16 @@ class RequestHandler:
             answer = call.route.handler(self._services, call)
             return answer if call.warnings is None else with_warnings(call, answer)
         except TopicsError as error:
-            return error_answer(error, request)
+            return self._refused(error, request, None)
         except Cold:
             return self._serve_later(call)
+
+    def _refused(self, error: TopicsError, request: Request, call: Call | None) -> Response:
+        """Return the answer to a request that failed, with the names that it may have meant."""
+        if error.code is Code.TOPIC_NOT_FOUND:
+            caller = ANYONE if call is None else call.caller
+            error = with_near_names(error, self._services.engine.state, caller)
+        return error_answer(error, request)
 
     def abandon(self, request: Request) -> None:
         call: Call | None = request.context

@@ -20,11 +20,13 @@ from urllib.parse import unquote_to_bytes
 from msgspec import Struct, structs
 
 from topics.engine.steps import Steps
+from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError, invalid
+from topics.model.names import AUDIT
 from topics.model.records import Limits
 from topics.model.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.model.wire import UnknownField
-from topics.server.access.operations import Operation, Scope
+from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Stream
@@ -148,6 +150,8 @@ class RouteTable:
             raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
         params = {name: _decode(part) for name, part in match.groupdict().items()}
         method = request.method
+        if params.get("topic") == AUDIT:
+            routes = _reading(routes)
         route = routes.get(method)
         if route is None:
             if method == "HEAD" and "GET" in routes:
@@ -161,6 +165,15 @@ class RouteTable:
                 self.known.clear()
             self.known[request.path] = routes, params
         return Call(request, route, params)
+
+
+def _reading(routes: dict[str, Route]) -> dict[str, Route]:
+    """Return the routes that read the audit topic. Raise if there are none."""
+    reads = (route for route in routes.values() if route.scope is Scope.READ)
+    found = {route.method: structs.replace(route, operation=READ_AUDIT) for route in reads}
+    if not found:
+        raise read_only()
+    return found
 
 
 def _decode(part: bytes) -> str:
@@ -190,6 +203,17 @@ def note_parameters(call: Call) -> bool:
         raise UnknownField(unknown[0], "", known, kind="query parameter")
     note(call, [warning_of(name, known, kind="query parameter") for name in unknown])
     return not unknown
+
+
+def noted(services: Services, call: Call, ticket: Ticket, **detail: Any) -> Ticket:
+    """Return the ticket of a change, which the audit topic records, unless nothing changes."""
+    # A verb may have synced its ticket. One that was resolved without a commit has no effect.
+    if not ticket.done or (ticket.apply is not None and ticket.error is None):
+        named = {part: name for part, name in call.params.items() if part == "consumer"}
+        name = next((name for part, name in call.params.items() if part not in named), "")
+        address = call.request.peer.rpartition(":")[0]
+        services.audit.note(call.route.operation.name, name, call.caller.name, address, **named, **detail)
+    return ticket
 
 
 def with_warnings(call: Call, answer: Answer) -> Answer:

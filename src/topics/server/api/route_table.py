@@ -1,11 +1,23 @@
 """The rows of the route table. `tools/docs/openapi_operations.json` has their texts, by handler."""
 
+from topics.model import access as model
 from topics.model import consumer, inspection, queue, router, schedule, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api.handlers import assets, consumers, diff, queues, records, routers, schedules, topics, watch
+from topics.server.api.handlers import (
+    access,
+    assets,
+    consumers,
+    diff,
+    queues,
+    records,
+    routers,
+    schedules,
+    topics,
+    watch,
+)
 from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route, at_any_time
 from topics.server.http.request import write_request
@@ -187,6 +199,24 @@ ROUTES = [
         "GET", "/v0/openapi.json", operation=operations.READ_DOCUMENT, **at_any_time(looks.get_openapi), probe=True,
         answers={200: dict},
     ),
+    Route(
+        "POST", "/v0/tokens", access.create_token, operations.CREATE_TOKEN, body=model.TokenRequest,
+        answers={201: model.TokenCreated},
+    ),
+    Route(
+        "POST", "/v0/tokens/revoke", access.revoke_tokens, operations.REVOKE_TOKENS, body=model.RevokeRequest,
+        answers={200: model.TokensRevoked},
+    ),
+    Route("GET", "/v0/keys", access.list_keys, operations.LIST_KEYS, answers={200: model.KeyList}),
+    Route(
+        "POST", "/v0/keys", access.create_key, operations.CREATE_KEY, body=model.KeyRequest,
+        answers={201: model.KeyCreated},
+    ),
+    Route(
+        "POST", "/v0/keys/{key}/rotate", access.rotate_key, operations.ROTATE_KEY, body=model.RotateRequest,
+        answers={200: model.KeyCreated},
+    ),
+    Route("DELETE", "/v0/keys/{key}", access.drop_key, operations.DROP_KEY, answers={200: model.KeyDropped}),
     Route("GET", "/v0/whoami", looks.whoami, operations.READ_OWN_RIGHTS, answers={200: inspection.Whoami}),
     Route(
         "GET", "/v0/samples", looks.list_samples, operations.READ_SAMPLES, console=True,
@@ -212,8 +242,14 @@ ROUTES = [
             ("/console/pages/{file}", "get_console_page", "text/javascript"),
         )
     ),
-    Route(
-        "GET", "/client.js", operation=operations.READ_DOCUMENT, **at_any_time(assets.get_client_js),
-        answers={200: "text/javascript", 304: "text/javascript"}, probe=True,
+    *(
+        Route(
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_client, name),
+            answers={200: kind, 304: kind}, probe=True,
+        )
+        for path, name, kind in (
+            ("/client.js", "get_client_js", "text/javascript"),
+            ("/client.d.ts", "get_client_types", "text/plain"),
+        )
     ),
 ]  # fmt: skip

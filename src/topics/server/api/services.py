@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,11 @@ from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
-from topics.server.access.caller import Quotas
+from topics.server.access.audit import Audit
+from topics.server.access.caller import Caller, Quotas
+from topics.server.access.failures import Failures
+from topics.server.access.key_ring import KeyRing
+from topics.server.http.messages import Request
 from topics.server.http.server import HttpServer
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers
@@ -127,6 +131,10 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     shared_answers: SharedAnswers
     sessions: Sessions
     job_waiters: JobWaiters
+    keys: KeyRing
+    failures: Failures
+    audit: Audit
+    authenticate: Callable[[Request, bytes], Caller] | None  # None on a server without keys
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
     standby: StandbyService | None = None

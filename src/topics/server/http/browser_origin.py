@@ -103,3 +103,29 @@ def may_call(origin: str, host: bytes | None, allowed: frozenset[str]) -> bool:
     origin = origin.lower()
     own = "" if host is None else host.decode("latin-1").lower()
     return origin in allowed or bool(own and origin in (f"http://{own}", f"https://{own}"))
+
+
+# The subprotocol of a WebSocket in a browser, which can send no other header. With the first alone, the first message
+# has the key.
+PROTOCOL, BEARER_PROTOCOL = b"topics", b"topics.bearer."
+
+
+def protocols(headers: dict[bytes, bytes]) -> list[bytes]:
+    return [one.strip() for one in headers.get(b"sec-websocket-protocol", b"").split(b",")]
+
+
+def offers_protocol(headers: dict[bytes, bytes]) -> bool:
+    return PROTOCOL in protocols(headers)
+
+
+def bearer_protocol(headers: dict[bytes, bytes]) -> bytes | None:
+    """Return the key in a subprotocol, or None."""
+    found = (one.removeprefix(BEARER_PROTOCOL) for one in protocols(headers) if one.startswith(BEARER_PROTOCOL))
+    return next(found, None)
+
+
+def chosen_protocol(headers: dict[bytes, bytes]) -> bytes | None:
+    """Return the subprotocol of the answer: a browser refuses an answer without one that it has offered."""
+    offered = protocols(headers)
+    known = (one for one in offered if one == PROTOCOL or one.startswith(BEARER_PROTOCOL))
+    return PROTOCOL if PROTOCOL in offered else next(known, None)

@@ -4,6 +4,8 @@
 browsers send them without credentials.
 """
 
+from collections.abc import Callable, Set
+
 from topics.server.http.messages import Answer, App, Deferred, Header, Request, Response, Stream, Upgrade
 
 METHODS = b"GET, POST, PUT, DELETE"
@@ -17,13 +19,15 @@ VARY: Header = (b"vary", b"origin")
 class CorsApp(App):
     """An application whose answers carry the fields that let pages of the allowed origins read them."""
 
-    def __init__(self, app: App, origins: tuple[str, ...]) -> None:
+    def __init__(self, app: App, origins: tuple[str, ...], of_keys: Callable[[], Set[bytes]] = frozenset) -> None:
+        """`of_keys` returns the origins that keys allow besides, which change while the server runs."""
         self._app = app
+        self._of_keys = of_keys
         self._any = "*" in origins
         self._origins = frozenset(origin.encode("ascii", "ignore").lower() for origin in origins)
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
-        if request.method == "OPTIONS" and b"access-control-request-method" in request.headers:
+        if self._allows_some and request.method == "OPTIONS" and b"access-control-request-method" in request.headers:
             fields = self._fields(request)
             if fields and fields[0] is not VARY:
                 wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
@@ -49,6 +53,10 @@ class CorsApp(App):
     def abandon(self, request: Request) -> None:
         self._app.abandon(request)
 
+    @property
+    def _allows_some(self) -> bool:
+        return self._any or bool(self._origins or self._of_keys())
+
     def _marked(self, response: Response, request: Request) -> Response:
         """Return a copy with the CORS fields. The application may keep the answer and return it again.
 
@@ -56,13 +64,14 @@ class CorsApp(App):
         """
         if any(name == ALLOW_ORIGIN for name, _ in response.headers):
             return response
-        return response.with_fields(*self._fields(request))
+        fields = self._fields(request)
+        return response.with_fields(*fields) if fields else response
 
     def _fields(self, request: Request) -> tuple[Header, ...]:
         """Return the CORS fields for a request. Without `*`, every answer says that it depends on the origin."""
         if self._any:
             return (ALLOW_ORIGIN, b"*"), (b"access-control-expose-headers", EXPOSED)
         origin = request.headers.get(b"origin", b"")
-        if origin.lower() not in self._origins:
-            return (VARY,)
+        if origin.lower() not in self._origins and origin.lower() not in self._of_keys():
+            return (VARY,) if self._allows_some else ()
         return (ALLOW_ORIGIN, origin), (b"access-control-expose-headers", EXPOSED), VARY

@@ -22,6 +22,7 @@ from topics.engine.state.jobs.job import Holder
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
+from topics.server.access.caller import Slot
 from topics.server.loop.runtime import NOT_LOADING, Runtime
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import PushServices
@@ -196,9 +197,9 @@ class WorkStream(EventStream):
         node: str,
         max: int,
         lease_ms: int | None,
-        release: Callable[[], None],
+        slot: Slot,
     ) -> None:
-        super().__init__(services.runtime, release=release)
+        super().__init__(services.runtime, slot=slot)
         self._job_waiters = job_waiters
         self._budget = services.budget
         self._topic = topic

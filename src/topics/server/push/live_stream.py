@@ -9,13 +9,13 @@ belongs in `begin`, not in the handler: a HEAD request makes a stream that never
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from topics.errors import Code, TopicsError
 from topics.model.watch import DEFAULT_HEARTBEAT_MS
+from topics.server.access.caller import Slot
 from topics.server.http.browser_origin import EVENT_STREAM as NAMED
 from topics.server.http.browser_origin import PAGE_MEDIA, PART_MEDIA, names_any
 from topics.server.http.messages import Request, Response, Sink, Stream, weighted
@@ -28,21 +28,22 @@ class LiveConnection(Stream):
     """`open` is true between `begin` and the first step of the end. Subclasses override the hooks below."""
 
     __slots__ = (
-        "_heartbeat_s", "_heartbeat_timer", "_last_sent", "_release", "_sink", "_slow_timer", "_time", "full",
-        "full_since", "head", "open", "runtime",
+        "_heartbeat_s", "_heartbeat_timer", "_last_sent", "_sink", "_slow_timer", "_time", "full", "full_since", "head",
+        "open", "runtime", "slot",
     )  # fmt: skip
 
     high_water_bytes = HIGH_WATER_BYTES
     kind = "event stream"  # in logs
 
-    def __init__(self, runtime: Runtime, head: Response, *, release: Callable[[], None], heartbeat_ms: int) -> None:
+    def __init__(self, runtime: Runtime, head: Response, *, slot: Slot, heartbeat_ms: int) -> None:
         super().__init__(head)
         self.runtime = runtime
         self._time = runtime.loop.time
         self.open = False
         self.full = False  # the connection holds all it may: send nothing
         self.full_since = 0.0
-        self._release = release
+        self.slot = slot
+        slot.stream = self
         self._heartbeat_s = heartbeat_ms / 1000  # 0 for a stream without heartbeats
         self._last_sent = 0.0
         self._sink: Sink | None = None
@@ -59,6 +60,10 @@ class LiveConnection(Stream):
     def fail(self, code: int, message: str) -> None:
         """Send an error with the meaning of an HTTP status code, then close."""
         self.finish()
+
+    def revoke(self, reason: str) -> None:
+        """End the stream: its caller has lost its rights."""
+        self.fail(Code.UNAUTHORIZED.status, reason)
 
     def send(self, data: bytes) -> bool:
         """Send bytes, in order even while the connection is full. Return whether more may follow."""
@@ -89,7 +94,10 @@ class LiveConnection(Stream):
         self._last_sent = self.runtime.loop.time()
         if self._heartbeat_s:
             self._heartbeat_timer = self.runtime.loop.call_later(self._heartbeat_s, self._check_heartbeat)
-        self.begin()
+        if self.slot.caller.ended:  # between the request and its answer
+            self.revoke(self.slot.caller.ended)
+        else:
+            self.begin()
 
     def drained(self) -> None:
         if self.full and self.open:
@@ -100,7 +108,7 @@ class LiveConnection(Stream):
             self.resume((self.runtime.loop.time() - self.full_since) * 1000)
 
     def closed(self) -> None:
-        self._release()
+        self.slot.release()
         if self._sink is None:
             return
         self.open = False
@@ -177,11 +185,9 @@ def check_accept(request: Request) -> None:
 class EventStream(LiveConnection):
     __slots__ = ()
 
-    def __init__(
-        self, runtime: Runtime, *, release: Callable[[], None], heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
-    ) -> None:
+    def __init__(self, runtime: Runtime, *, slot: Slot, heartbeat_ms: int = DEFAULT_HEARTBEAT_MS) -> None:
         head = Response(200, b"", EVENT_STREAM, HEADERS)
-        super().__init__(runtime, head, release=release, heartbeat_ms=heartbeat_ms)
+        super().__init__(runtime, head, slot=slot, heartbeat_ms=heartbeat_ms)
 
     def opened(self, sink: Any) -> None:
         sink.write(b"retry: %d\n\n%b" % (RETRY_MS, heartbeat(self.runtime.clock.now_ms())))

@@ -5,11 +5,11 @@ clients no more than a diff does, and a client that stops reading costs the memo
 """
 
 import asyncio
-from collections.abc import Callable
 
 from topics import logs
 from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
+from topics.server.access.caller import Slot
 from topics.server.http.messages import Response
 from topics.server.limits.budget import STREAMS
 from topics.server.loop.runtime import NOT_LOADING, unreadable
@@ -31,11 +31,9 @@ class ScanStream(LiveConnection):
     high_water_bytes = SLICE_BYTES
     kind = "scan"
 
-    def __init__(
-        self, services: PushServices, scan: Scan, topic: str, form: formats.ScanFormat, *, release: Callable[[], None]
-    ) -> None:
+    def __init__(self, services: PushServices, scan: Scan, topic: str, form: formats.ScanFormat, *, slot: Slot) -> None:
         head = Response(200, b"", form.content_type, ((b"cache-control", b"no-store"),))
-        super().__init__(services.runtime, head, release=release, heartbeat_ms=0)
+        super().__init__(services.runtime, head, slot=slot, heartbeat_ms=0)
         self._throttle = services.throttle
         self._budget = services.budget
         self._topic = topic
@@ -57,8 +55,11 @@ class ScanStream(LiveConnection):
 
     def finish(self) -> None:
         if self.open:
-            self._release()  # sending the rest may take a while, but costs no more than the connection
+            self.slot.release()  # sending the rest may take a while, but costs no more than the connection
         super().finish()
+
+    def revoke(self, reason: str) -> None:
+        self._fail(TopicsError(Code.UNAUTHORIZED, reason))
 
     def end(self) -> None:
         """End the answer with an error: the server stops, and the client continues later."""

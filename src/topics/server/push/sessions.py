@@ -13,7 +13,7 @@ from topics.errors import Code, TopicsError, invalid
 from topics.model.topic import clamp
 from topics.model.watch import HEARTBEAT_MS_RANGE, TopicOptions, WatchedTopic, WatchRequest, is_pattern
 from topics.model.wire import check_u64
-from topics.server.access.caller import Caller, Release
+from topics.server.access.caller import Caller, Slot
 from topics.server.limits.budget import MemoryBudget, check_room
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
@@ -103,15 +103,19 @@ class Sessions:
         return session, sets.watched_topics(subscriptions)
 
     def find(self, wid: str, caller: Caller) -> Session:
-        """Return the session. Raise `not_found` if it was removed, `unauthorized` if another key created it."""
+        """Return the session, which belongs to `caller` from now on.
+
+        Raise `not_found` if it was removed, `unauthorized` if another key created it.
+        """
         if not (wid.startswith("wid_") and len(wid) <= 64 and wid[4:].replace("-", "").replace("_", "").isalnum()):
             raise invalid("wid is not the id of a watch session: it starts with wid_", field="wid")
         self._remove_expired()
         session = self._all.get(wid)
         if session is None:
             raise TopicsError(Code.NOT_FOUND, "there is no such watch session; it may have expired: create a new one")
-        if session.caller is not caller:
+        if not caller.owns(session.caller):
             raise TopicsError(Code.UNAUTHORIZED, "the session belongs to another key")
+        session.caller = caller
         return session
 
     def stream_opened(self, session: Session) -> None:
@@ -169,9 +173,9 @@ class WatchStream(EventStream):
 
     def __init__(
         self, services: PushServices, sessions: Sessions, session: Session, *,
-        position: Position | None, release: Release,
+        position: Position | None, slot: Slot,
     ) -> None:  # fmt: skip
-        super().__init__(services.runtime, release=release, heartbeat_ms=session.heartbeat_ms)
+        super().__init__(services.runtime, slot=slot, heartbeat_ms=session.heartbeat_ms)
         self._dispatcher = services.dispatcher
         self._sessions = sessions
         self._session = session

@@ -19,8 +19,10 @@ from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import watch
+from topics.model.names import AUDIT
 from topics.model.watch import TopicOptions, View, ViewOptions, WatchedTopic
-from topics.server.access.caller import Caller
+from topics.server.access.caller import Caller, admit
+from topics.server.access.operations import READ_AUDIT
 from topics.server.limits.budget import SESSIONS, MemoryBudget
 from topics.server.loop.answer import when_all_done
 from topics.server.loop.runtime import Runtime
@@ -155,6 +157,8 @@ def resolve(
     patterns: dict[str, Pattern] = {}
     shared = watch.make_view(options, max_limit=engine.limits.max_limit)
     for name, each in topics.items():
+        if name == AUDIT:
+            admit(caller, READ_AUDIT)
         view = watch.with_filter(shared, name, each)
         if watch.is_pattern(name):
             pattern = patterns[name] = Pattern(name[:-1], view, caller)

@@ -19,10 +19,11 @@ FOUND, NOT_MODIFIED = 302, 304
 
 # A wheel holds a copy of the client; a checkout has the original.
 _PACKAGE = Path(topics.__file__).parent
-_PLACES = (_PACKAGE / "server" / "assets" / "client.js", _PACKAGE.parents[1] / "clients" / "js" / "topics.js")
+_PLACES = (_PACKAGE / "server" / "assets" / "client", _PACKAGE.parents[1] / "clients" / "js" / "topics")
+_PUBLIC = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
 _CONSOLE = _PACKAGE / "server" / "console"
 _TYPES = {
-    ".html": b"text/html; charset=utf-8", ".js": b"text/javascript; charset=utf-8",
+    ".html": b"text/html; charset=utf-8", ".js": b"text/javascript; charset=utf-8", ".ts": b"text/plain; charset=utf-8",
     ".css": b"text/css; charset=utf-8", ".svg": b"image/svg+xml",
 }  # fmt: skip
 
@@ -56,8 +57,8 @@ def get_console(startup: Startup, call: Call) -> Answer:
     return _asset(call, unquote(call.request.path.decode("latin-1")).lstrip("/"))
 
 
-def get_client_js(startup: Startup, call: Call) -> Answer:
-    return _asset(call, "client.js")
+def get_client(startup: Startup, call: Call) -> Answer:
+    return _asset(call, call.request.path.decode().lstrip("/"))
 
 
 def _asset(call: Call, path: str) -> Response:
@@ -74,11 +75,12 @@ def _asset(call: Call, path: str) -> Response:
 @cache
 def _assets() -> dict[str, tuple[bytes, bytes, tuple[Header, ...]]]:
     """Return the files by path, each with its type and headers. A page of any origin may import the client."""
-    client = next(path for path in _PLACES if path.exists())
-    headers = {"client.js": ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))}
+    client = next(path for path in _PLACES if path.with_suffix(".js").exists())
+    headers = {"client.js": _PUBLIC, "client.d.ts": _PUBLIC}
+    own = {"console": _CONSOLE / "index.html", **{f"client{end}": client.with_suffix(end) for end in (".js", ".d.ts")}}
     paths = {f"console/{path.relative_to(_CONSOLE).as_posix()}": path for path in sorted(_CONSOLE.rglob("*.*"))}
     files = {}
-    for name, path in ({"console": _CONSOLE / "index.html", "client.js": client} | paths).items():
+    for name, path in (own | paths).items():
         if path.suffix in _TYPES:
             body = path.read_bytes()
             etag = b'"%b"' % sha256(body).hexdigest()[:16].encode()

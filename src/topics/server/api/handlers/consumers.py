@@ -15,9 +15,10 @@ from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model import consumer as model
 from topics.model.consumer import Commit, CommitRequest, ConsumerRequest, ConsumerSummary, RefusedCommit, check_request
+from topics.model.names import AUDIT
 from topics.server.access.caller import authorise
-from topics.server.access.operations import more_than_route
-from topics.server.api.route import Call, in_slices
+from topics.server.access.operations import more_than_route, read_only
+from topics.server.api.route import Call, in_slices, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred
 from topics.server.http.request import query_string
@@ -47,6 +48,8 @@ def commit_consumers(services: Services, call: Call) -> Steps[Answer]:
     if len(commits) > limit:
         what = f"{len(commits)} commits; a request may have {limit}"
         raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
+    if any(one.topic == AUDIT for one in commits):
+        raise read_only()
     move = services.engine.consumers.move
     refused: list[RefusedCommit] = []
     # By batch, and one ticket for each: a ticket for each commit would cost as much as the commit.
@@ -90,7 +93,7 @@ def get_consumer(services: Services, call: Call) -> Answer:
 
 def drop_consumer(services: Services, call: Call) -> Answer:
     topic, name = call.params["topic"], call.params["consumer"]
-    ticket = services.engine.consumers.drop(topic, name)
+    ticket = noted(services, call, services.engine.consumers.drop(topic, name))
     return json_when_done(ticket, call.request, partial(model.ConsumerDropped, topic, name))
 
 

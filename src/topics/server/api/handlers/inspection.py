@@ -13,7 +13,7 @@ from topics.model.inspection import MAX_RANGES, RANGES, FollowerInfo, Samples, T
 from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
-from topics.server.access.caller import admit, scope_words
+from topics.server.access.caller import admit
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Request, Response
@@ -100,8 +100,11 @@ def get_openapi(startup: Startup, call: Call) -> Answer:
 
 
 def whoami(services: Services, call: Call) -> Answer:
-    caller = call.caller
-    answer = Whoami(caller.name or None, scope_words(caller.scopes), list(caller.prefixes), performance(call.request))
+    caller, rights = call.caller, call.caller.rights
+    answer = Whoami(
+        caller.name or None, list(rights.scopes), list(rights.prefixes), performance(call.request), list(rights.names),
+        list(rights.operations), rights.create, caller.expires_ms,
+    )  # fmt: skip
     return json_answer(200, answer)
 
 

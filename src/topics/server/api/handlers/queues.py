@@ -18,7 +18,7 @@ from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
-from topics.server.api.route import Call
+from topics.server.api.route import Call, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
@@ -242,7 +242,7 @@ def open_work_stream(services: Services, call: Call) -> Answer:
         services.throttle.check(topic.name)
     return WorkStream(
         services, services.job_waiters, topic,
-        node=node, max=most, lease_ms=lease_ms, release=services.quotas.open_stream(call.caller),
+        node=node, max=most, lease_ms=lease_ms, slot=services.quotas.open_stream(call.caller),
     )  # fmt: skip
 
 
@@ -284,6 +284,8 @@ def redrive(services: Services, call: Call) -> Answer:
         topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
         limit=clamp(wanted.limit, 1, model.MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
+    if not wanted.dry_run:
+        noted(services, call, ticket, request=wanted)
     return json_when_done(
         ticket, call.request,
         lambda done, took: model.RedriveAnswer(

@@ -17,6 +17,7 @@ from topics.engine.write.large_render import LargeBlob
 from topics.errors import invalid
 from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
 from topics.model.wire import RecordsDeleted, check_u64
+from topics.server.access.caller import bind
 from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
@@ -37,6 +38,7 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
         if len(request.body) > LARGE_BYTES:
             return services.slices.answer(request, _append_large(services, call))
         write = decode_write(request.body, call)
+    bind(call.caller, write)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
@@ -49,6 +51,7 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
 def _append_large(services: Services, call: Call) -> Steps[Answer]:
     body_bytes = len(call.request.body)
     call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits, call)
+    bind(call.caller, call.wanted)
     blob = None
     if body_bytes > large_render.LARGE_BYTES:
         blob = yield from services.engine.render_large(call.params["topic"], call.wanted)
@@ -135,5 +138,5 @@ def scan(services: Services, call: Call) -> Answer:
     if services.throttle.pressed:
         services.throttle.check(name)
     services.engine.topic(name)  # raises 404, which cannot be sent once the stream has begun
-    release = services.quotas.open_stream(call.caller)
-    return ScanStream(services, Scan(query, upto_seq=wanted.upto_seq), name, form, release=release)
+    slot = services.quotas.open_stream(call.caller)
+    return ScanStream(services, Scan(query, upto_seq=wanted.upto_seq), name, form, slot=slot)

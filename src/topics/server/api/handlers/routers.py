@@ -13,7 +13,7 @@ from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
 from topics.server.api.handlers.paging import page_answer
-from topics.server.api.route import Call, in_slices
+from topics.server.api.route import Call, in_slices, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
@@ -30,7 +30,7 @@ def put_router(services: Services, call: Call) -> Answer:
     except TopicsError as error:
         raise _visible_to(call.caller, error) from None
     return json_when_done(
-        ticket, call.request,
+        noted(services, call, ticket, config=wanted), call.request,
         lambda done, took: model.RouterPutAnswer(**_fields(done[0]), created=done[1], performance=took),
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def list_routers(services: Services, call: Call) -> Steps[Answer]:
 
 def drop_router(services: Services, call: Call) -> Answer:
     name = call.params["router"]
-    ticket = services.engine.routers.drop(name)
+    ticket = noted(services, call, services.engine.routers.drop(name))
     return json_when_done(ticket, call.request, partial(model.RouterDropped, name))
 
 

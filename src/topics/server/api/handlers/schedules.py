@@ -11,7 +11,7 @@ from topics.engine.steps import Steps
 from topics.model import schedule as model
 from topics.model.schedule import Schedule
 from topics.server.api.handlers.paging import page_answer
-from topics.server.api.route import Call, in_slices
+from topics.server.api.route import Call, in_slices, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
@@ -20,7 +20,8 @@ from topics.server.loop.answer import json_answer, json_when_done, performance
 
 
 def put_schedule(services: Services, call: Call) -> Answer:
-    ticket = services.engine.schedules.put(call.params["schedule"], call.body())
+    wanted = call.body()
+    ticket = noted(services, call, services.engine.schedules.put(call.params["schedule"], wanted), config=wanted)
     return json_when_done(
         ticket, call.request,
         lambda done, took: model.SchedulePutAnswer(**_fields(services, done[0]), created=done[1], performance=took),
@@ -37,19 +38,19 @@ def list_schedules(services: Services, call: Call) -> Steps[Answer]:
     topic, state = query_string.parse(call.request.query).get("topic"), services.engine.state
 
     def find(name: str) -> Schedule | None:
-        one = state.schedules.get(name)
+        one = state.schedules.by_name.get(name)
         if one is None or topic not in (None, one.config.topic) or not call.caller.may_use(one.config.topic):
             return None
         return one
 
     return page_answer(
-        call, state.schedule_names, find, lambda one: model.ScheduleState(**_fields(services, one)), model.ScheduleList
+        call, state.schedules.names, find, lambda one: model.ScheduleState(**_fields(services, one)), model.ScheduleList
     )
 
 
 def drop_schedule(services: Services, call: Call) -> Answer:
     name = call.params["schedule"]
-    ticket = services.engine.schedules.drop(name)
+    ticket = noted(services, call, services.engine.schedules.drop(name))
     return json_when_done(ticket, call.request, partial(model.ScheduleDropped, name))
 
 

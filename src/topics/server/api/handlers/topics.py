@@ -13,7 +13,7 @@ from topics.model import wire
 from topics.model.topic import warnings_of
 from topics.model.wire import Performance, check_u64
 from topics.server.api.handlers.paging import page_answer
-from topics.server.api.route import Call, in_slices
+from topics.server.api.route import Call, in_slices, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
@@ -22,8 +22,10 @@ from topics.server.loop.answer import json_answer, json_when_done, performance
 
 
 def put_topic(services: Services, call: Call) -> Answer:
+    patch = call.body()
+    ticket = noted(services, call, services.engine.put_topic(call.params["topic"], patch), config=patch)
     return json_when_done(
-        services.engine.put_topic(call.params["topic"], call.body()), call.request,
+        ticket, call.request,
         lambda done, took: wire.TopicPut(
             done.topic.name, done.created, done.topic.epoch, done.topic.config, took,
             warnings_of(done.topic.config) or UNSET,
@@ -102,7 +104,7 @@ def drop_topic(services: Services, call: Call) -> Answer:
         shown = [router for router in done.routers_removed if call.caller.may_use(router)]
         return wire.TopicDropped(done.name, done.deleted, shown, took)
 
-    ticket = services.engine.drop_topic(call.params["topic"], if_empty=if_empty)
+    ticket = noted(services, call, services.engine.drop_topic(call.params["topic"], if_empty=if_empty))
     return json_when_done(ticket, call.request, dropped)
 
 

@@ -18,8 +18,9 @@ from topics.errors import TopicsError, invalid
 from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
-from topics.server.access.caller import Caller, authorise
+from topics.server.access.caller import Slot, authorise, bind
 from topics.server.access.operations import CHANGES, operation_of
+from topics.server.access.suggestions import with_near_names
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.subscription_set import (
     SubscriptionSet,
@@ -41,8 +42,10 @@ class SocketClient(Watcher, Protocol):
     """The connection, as its input and its commands use it."""
 
     open: bool
+    slot: Slot
     commands: SocketCommands
 
+    def authenticate(self, token: str, request_id: RequestId) -> None: ...
     def is_blocked(self) -> bool: ...
     def unblock(self) -> None: ...
     def hold(self, *, held: bool) -> None: ...
@@ -56,11 +59,10 @@ class SocketClient(Watcher, Protocol):
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
 
-    __slots__ = ("_caller", "_client", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes")
+    __slots__ = ("_client", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes")
 
-    def __init__(self, services: PushServices, caller: Caller, client: SocketClient) -> None:
+    def __init__(self, services: PushServices, client: SocketClient) -> None:
         self._services = services
-        self._caller = caller
         self._client = client
         self._unfinished = 0  # commands that wait: for the disk, for the position of a consumer, or run in slices
         self.subscriptions = SubscriptionSet(services.budget)
@@ -82,13 +84,14 @@ class SocketCommands:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""
         if not self._client.open:
             return
-        request_id = command.request_id
+        request_id, caller = command.request_id, self._client.slot.caller
         try:
             operation, targets = operation_of(command)
             if operation.scope & CHANGES:
                 self._services.check_writer()
-            authorise(self._services.runtime.engine, self._caller, operation, *targets, wanted=command)
+            authorise(self._services.runtime.engine, caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
+                bind(caller, command)
                 self._publish(command, warnings, size_bytes=size_bytes)
             elif isinstance(command, Subscribe):
                 self._subscribe(command, warnings)
@@ -96,10 +99,12 @@ class SocketCommands:
                 self._unsubscribe(command, warnings)
             elif isinstance(command, watch.CommitCommand):
                 self._commit(command)
+            elif isinstance(command, watch.Authenticate):
+                self._client.authenticate(command.token, request_id)
             elif isinstance(command, watch.Ping):
                 self._client.answer({"op": "pong"}, request_id, warnings)
         except TopicsError as error:
-            self._client.refuse(error, request_id)
+            self._client.refuse(with_near_names(error, self._services.runtime.engine.state, caller), request_id)
         self._client.unblock()
 
     def _run_in_slices(self, steps: Steps[T], then: Callable[[T], None], request_id: RequestId) -> None:
@@ -142,7 +147,9 @@ class SocketCommands:
         if not self._client.open:
             return
         services, own = self._services, self.subscriptions
-        subscriptions, patterns = resolve(services.runtime, topics, command, self._caller, lenient=command.lenient)
+        subscriptions, patterns = resolve(
+            services.runtime, topics, command, self._client.slot.caller, lenient=command.lenient
+        )
         most = services.runtime.settings.max_watch_topics
         others = sum(1 for one in own.subscriptions.values() if one.topic.name not in subscriptions)
         if others + len(subscriptions) > most:

@@ -15,8 +15,8 @@ from wsproto.frame_protocol import CloseReason
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
-from topics.server.access.caller import Caller, Release
-from topics.server.http.browser_origin import Pages
+from topics.server.access.caller import UNKNOWN, Caller, Slot
+from topics.server.http.browser_origin import Pages, chosen_protocol
 from topics.server.http.messages import Request, Response, Upgrade
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import LiveConnection
@@ -40,18 +40,45 @@ def text_head(size_bytes: int) -> bytes:
 
 
 class WebSocket(LiveConnection, Upgrade):
-    __slots__ = ("_pings", "_services", "_ws", "commands", "input")
+    __slots__ = ("_authenticate", "_deadline", "_pings", "_services", "_ws", "commands", "input")
 
     reports_too_old = False
     kind = "WebSocket"
 
-    def __init__(self, services: PushServices, head: Response, caller: Caller, *, release: Release) -> None:
-        super().__init__(services.runtime, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
+    def __init__(
+        self, services: PushServices, head: Response, slot: Slot, authenticate: Callable[[bytes], Caller] | None = None
+    ) -> None:
+        super().__init__(services.runtime, head, slot=slot, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
         self._services = services
+        self._authenticate = authenticate  # None on a server without keys
         self._ws = Connection(ConnectionType.SERVER)
         self._pings = 0  # sent since the client last sent anything
         self.input = SocketInput(services, self._ws, self)
-        self.commands = SocketCommands(services, caller, self)
+        self.commands = SocketCommands(services, self)
+
+    def begin(self) -> None:
+        if self.slot.caller is UNKNOWN:
+            self._deadline = self.runtime.call_later(self.runtime.settings.header_timeout_ms, self._check_known)
+
+    def _check_known(self) -> None:
+        if self.slot.caller is UNKNOWN and self.open:
+            self.revoke("no key came in time")
+
+    def authenticate(self, token: str, request_id: RequestId) -> None:
+        """Go on as the caller with this key or token. Raise unless it may continue what the one before began."""
+        before, caller = self.slot.caller, self.slot.caller
+        if self._authenticate is not None:
+            try:
+                caller = self._authenticate(token.encode())
+                if before is not UNKNOWN and not caller.owns(before):
+                    what = "an open connection goes on with a token of the same key, subject and rights only"
+                    raise TopicsError(Code.FORBIDDEN, what)
+                self.slot.move(caller)
+            except TopicsError as error:
+                if before is UNKNOWN:
+                    self.revoke(error.message)
+                raise
+        self.answer({"op": "authenticated", "expires_at": caller.expires_ms}, request_id)
 
     def received(self, data: bytes) -> None:
         if self.open:
@@ -87,6 +114,10 @@ class WebSocket(LiveConnection, Upgrade):
         error = Code.SHUTTING_DOWN if going else Code.REQUEST_TIMEOUT
         self.send_json({"op": "error", "code": error.wire, "message": message})
         self.close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
+
+    def revoke(self, reason: str) -> None:
+        self.refuse(TopicsError(Code.UNAUTHORIZED, reason), None)
+        self.close(CloseReason.POLICY_VIOLATION, reason)
 
     def close(self, code: int, reason: str) -> None:
         if self.open and self._ws.state is ConnectionState.OPEN:
@@ -169,15 +200,21 @@ ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 
 
 def accept(
-    services: PushServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Release]
+    services: PushServices,
+    request: Request,
+    caller: Caller,
+    open_stream: Callable[[Caller], Slot],
+    authenticate: Callable[[bytes], Caller] | None = None,
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
-    # Browsers let any page open a WebSocket anywhere. Of a server with keys, no other request is checked for that.
-    Pages(hosts=None, origins=services.runtime.settings.cors_origins, has_keys=True).check(request.headers)
+    if caller is not UNKNOWN:
+        check_origin(services, request, caller)
     token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
-    head = Response(101, headers=((b"upgrade", b"websocket"), (b"sec-websocket-accept", token)))
-    return WebSocket(services, head, caller, release=open_stream(caller))
+    fields = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", token)]
+    if (protocol := chosen_protocol(request.headers)) is not None:
+        fields.append((b"sec-websocket-protocol", protocol))
+    return WebSocket(services, Response(101, headers=tuple(fields)), open_stream(caller), authenticate)
 
 
 def _check_handshake(request: Request) -> bytes:
@@ -198,3 +235,12 @@ def _check_handshake(request: Request) -> bytes:
     except (binascii.Error, ValueError):
         raise invalid("Sec-WebSocket-Key must be 16 bytes in base64", field="Sec-WebSocket-Key") from None
     return key
+
+
+def check_origin(services: PushServices, request: Request, caller: Caller) -> None:
+    """Raise `forbidden` unless the page may connect. A caller with origins of its own was checked with its key.
+
+    Browsers let any page open a WebSocket anywhere. Of a server with keys, no other request is checked for that.
+    """
+    if not caller.rights.origins:
+        Pages(hosts=None, origins=services.runtime.settings.cors_origins, has_keys=True).check(request.headers)
