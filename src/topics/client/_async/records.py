@@ -56,11 +56,12 @@ class AsyncRecordCalls(AsyncCalls):
         record_key: str | None = None,
         unique: UniqueFields | None = None,
         key: str | None = None,
+        idempotency_key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
     ) -> Appended:
-        """Append one record. `key` is its idempotency key; without one the client makes one up for its retries.
+        """Append one record. `key` is short for `idempotency_key`: without one the client makes one up for its retries.
 
         With `create=False`, raise `TopicNotFound` instead of creating the topic; `config` is for a topic that the
         request creates. `priority`, `delay_ms`, `deliver_at` and `unique` are for jobs of a queue, which delivers jobs
@@ -74,6 +75,7 @@ class AsyncRecordCalls(AsyncCalls):
             data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
             priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key, unique=unique,
         )  # fmt: skip
+        key = idempotency_key or key
         return await self.append_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
         )
@@ -85,6 +87,7 @@ class AsyncRecordCalls(AsyncCalls):
         *,
         node: str | None = None,
         key: str | None = None,
+        idempotency_key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
@@ -95,7 +98,7 @@ class AsyncRecordCalls(AsyncCalls):
         """
         with tracing.sending(topic, records) as traced:
             body = {
-                "records": traced, "idempotency_key": key or uuid4().hex,
+                "records": traced, "idempotency_key": idempotency_key or key or uuid4().hex,
                 **given(
                     node=node, create=create, config=config, disable_backpressure=disable_backpressure or None
                 ),
