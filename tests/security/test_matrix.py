@@ -98,6 +98,7 @@ RULES: dict[str, Rule] = {
     "GET /console/parts/{file}": Rule(anyone=True),
     "GET /console/pages/{file}": Rule(anyone=True),
     "GET /client.js": Rule(anyone=True),
+    "GET /client.d.ts": Rule(anyone=True),
 }
 REFUSED = (401, 403)
 

@@ -198,7 +198,7 @@ ROUTES = [
     ),
     *(
         Route(
-            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_console, name), console=True,
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_asset, name), console=True,
             probe=True, answers={200: kind, 304: kind},
         )
         for path, name, kind in (
@@ -208,8 +208,14 @@ ROUTES = [
             ("/console/pages/{file}", "get_console_page", "text/javascript"),
         )
     ),
-    Route(
-        "GET", "/client.js", operation=operations.READ_DOCUMENT, **at_any_time(assets.get_client_js),
-        answers={200: "text/javascript", 304: "text/javascript"}, probe=True,
+    *(
+        Route(
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_asset, name),
+            answers={200: kind, 304: kind}, probe=True,
+        )
+        for path, name, kind in (
+            ("/client.js", "get_client_js", "text/javascript"),
+            ("/client.d.ts", "get_client_types", "application/typescript"),
+        )
     ),
 ]  # fmt: skip
