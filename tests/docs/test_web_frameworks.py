@@ -138,7 +138,7 @@ def printed(directory: Path, *command: str, **variables: str) -> str:
 
 
 def test_fastapi_relays_committed_orders_and_streams_them(programs: Programs, server: ServerProcess) -> None:
-    command = [sys.executable, "-m", "uvicorn", "shop:app", "--port", "0", "--timeout-graceful-shutdown", "1"]
+    command = [sys.executable, "-m", "uvicorn", "orders:app", "--port", "0", "--timeout-graceful-shutdown", "1"]
     with Topics(server.url) as topics, running(programs.directory, *command) as (process, log):
         [url] = wait_for(lambda: re.findall(r"running on (\S+)", log.read_text()))
         assert httpx.post(f"{url}/orders", json={"sku": "V60", "qty": 0}).status_code == 422

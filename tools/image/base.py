@@ -17,16 +17,19 @@ from typing import Any
 
 from tools.image.layout import Entry
 
-# Parts of the standard library that a server does not need.
-LEFT_OUT = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "site-packages", "test", "tkinter", "turtledemo"}
+# Parts of the standard library and of the time zones that a server does not need.
+LEFT_OUT = re.compile(
+    r"__pycache__|_test.*|_tkinter.*|config-.*|dist-packages|ensurepip|idlelib|site-packages|test|tkinter|turtledemo"
+    r"|posix|right"
+)
+PREFIX = Path("usr/local")  # of Python in the image
 ZONES = Path("/usr/share/zoneinfo")
 
 
 def config(architecture: str) -> dict[str, Any]:
     """Return the configuration of an image with nothing but this Python."""
-    paths = dict.fromkeys((str(Path(sys.base_prefix, "bin")), "/usr/local/bin", "/usr/bin", "/bin"))
     version = ".".join(map(str, sys.version_info[:3]))
-    env = [f"PATH={':'.join(paths)}", f"PYTHON_VERSION={version}"]
+    env = ["PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHON_VERSION={version}"]
     return {"architecture": architecture, "os": "linux", "config": {"Env": env}, "history": []}
 
 
@@ -34,11 +37,11 @@ def entries(native: Iterable[Path], scratch: Path) -> list[Entry]:
     """Return the files of the base. `native` are binaries of later layers, whose libraries the base must have."""
     python = Path(sys.executable).resolve()
     library = Path(sysconfig.get_path("stdlib"))
-    found = {_name(path): path for path in _files(library)}
+    found = {str(PREFIX / "lib" / library.name / path.relative_to(library)): path for path in _files(library)}
     modules = [path for path in found.values() if path.suffix == ".so"]
     found |= {_name(path): path for path in _libraries([python, *modules, *native])}
     found |= {_name(path): path for path in (_files(ZONES) if ZONES.is_dir() else ())}
-    found[_name(Path(sys.base_prefix, "bin", "python3"))] = python
+    found[str(PREFIX / "bin" / "python3")] = python
     certificates = Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")
     found[_name(certificates)] = certificates
     for name, text in {
@@ -57,7 +60,7 @@ def _name(path: Path) -> str:
 
 def _files(root: Path) -> Iterator[Path]:
     for path in sorted(root.iterdir()):
-        if path.name in LEFT_OUT:
+        if LEFT_OUT.fullmatch(path.name):
             continue
         if path.is_dir():
             yield from _files(path)
