@@ -10,7 +10,7 @@ from topics.engine.write import archived
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.router import RouterRequest
-from topics.model.topic import ArchivePatch
+from topics.model.topic import ArchiveConfig
 
 ENOUGH = 1 << 20
 
@@ -106,7 +106,7 @@ def test_topic_that_rejects_stays_full_until_records_are_deleted():
 
 def test_archive_and_consumer_hold_together():
     """A topic that rejects makes room by evicting archived records, if no consumer holds them."""
-    readers = Consumers(cap_records=3, discard="reject", archive=ArchivePatch(hold=True))
+    readers = Consumers(cap_records=3, discard="reject", archive=ArchiveConfig(hold=True))
     readers.put("billing", hold=True, max_hold_bytes=1)
     readers.write(3)
     epoch = readers.engine.topic(TOPIC).epoch

@@ -34,7 +34,6 @@ from tests.simulated.inode import CrashMode
 from topics.engine.state import idempotency
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
-from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
@@ -392,10 +391,8 @@ def low_ceilings() -> Iterator[None]:
     """Use ceilings of a few seqs: histories pass many of them, and a model with one object per seq stays small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topics.engine.state.topic.FIRST_CEILING", 8)
-        patch.setattr("topics.engine.write.append.FIRST_CEILING", 8)
-        patch.setattr("topics.engine.queue.dead_letters.FIRST_CEILING", 8)
+        patch.setattr("topics.engine.write.staging.FIRST_CEILING", 8)
         patch.setattr("topics.engine.write.ceilings.FIRST_CEILING", 8)
-        patch.setitem(Staging.stage_create.__kwdefaults__, "ceiling", 8)
         patch.setattr("topics.engine.write.ceilings.MAX_STEP", 32)
         yield
 

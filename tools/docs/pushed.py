@@ -55,7 +55,7 @@ class TopicDeletedEvent(Struct, forbid_unknown_fields=True):
     reason: Annotated[str, "`deleted`"]
 
 
-class JobEvent(ClaimedJob, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}, kw_only=True):
+class JobEvent(ClaimedJob, kw_only=True):
     """One leased job, in the stream of `GET /v0/topics/{topic}/work`. The id of the event is the seq of the job."""
 
     topic: str

@@ -6,7 +6,6 @@ decision has taken effect. Verbs of jobs, routers, archives and consumers are me
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
@@ -21,7 +20,7 @@ from topics.engine.queue.verbs import Queues
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
 from topics.engine.schedules.verbs import Schedules
-from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.engine.write import apply, archived, delete, uploads
@@ -31,7 +30,7 @@ from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
 from topics.model.records import Limits
-from topics.model.topic import ConfigPatch, TopicConfig, configure
+from topics.model.topic import ConfigPatch, configure
 from topics.storage.log import entry as entries
 
 
@@ -138,7 +137,8 @@ class Engine:
         staging = self.staging
         topic = staging.resolve(name)
         if topic is None:
-            return self._create_topic(name, configure(check_topic(name), patch))
+            create = staging.new_topic(name, configure(check_topic(name), patch))
+            return staging.stage_create(create, lambda created: Configured(created, True))
         config = configure(name, patch, topic.config)
         if config == topic.config:
             unchanged = Ticket.of(Configured(topic, False))
@@ -181,19 +181,6 @@ class Engine:
 
         changed.on_done(landed)
         return ticket
-
-    def _create_topic(self, name: str, config: TopicConfig) -> Ticket:
-        create = self.staging.new_topic(name, config)
-        ceiling, frame = self.staging.ceilings.first_step(), entries.encode(create)
-        if ceiling > FIRST_CEILING:  # the ceiling that the creation implies
-            frame += entries.encode(entries.Ceiling(create.topic_id, ceiling))
-
-        def take_effect(_: Ticket) -> Configured:
-            topic = apply.create(self.state, create)
-            topic.ceiling = topic.ceiling_staged = ceiling
-            return Configured(topic, True)
-
-        return self.staging.stage_create(create, take_effect, gated=True, frame=frame, ceiling=ceiling)
 
     def drop_topic(self, name: str, *, if_empty: bool = False) -> Ticket:
         """Delete a topic; one that does not exist is no error. Ends with `Dropped`."""
@@ -259,26 +246,8 @@ class Engine:
         now = self.clock.now_ms()
         if topic.queue is not None:
             topic.queue.expire(now)
-        cutoff = retention.cutoff_ms(topic, now)
-        if not topic.config.ttl_ms or not topic.count or topic.front_ts >= cutoff:
-            return
-        if topic.holds or topic.links is not None:
-            return
-        upto = before = topic.earliest
-        for segment in topic.segments:
-            if not segment.in_memory and segment.live < segment.count:
-                upto = before  # its first live record is unknown: the segment before it stays
-                break
-            reaches = segment.count and segment.max_ts >= cutoff
-            if reaches and segment.in_memory:
-                upto = max(upto, segment.first + bisect_left(segment.columns.ts, cutoff))
-            if reaches:
-                break
-            before, upto = upto, max(upto, segment.end)
-        if upto > topic.earliest:
-            retention.evict(topic, upto, "ttl", reads=False)
-        front, first = topic.segments[topic.index_of(topic.earliest)], topic.earliest
-        topic.front_ts = front.columns.ts[first - front.first] if topic.count and front.in_memory else front.min_ts
+        if not topic.holds and topic.links is None:
+            retention.expire(topic, now, reads=False)
 
     # --- records
 

@@ -46,8 +46,11 @@ def cutoff_ms(topic: Topic, now_ms: int) -> int:
     return (min(now_ms, staged[0]) if staged else now_ms) - topic.config.ttl_ms
 
 
-def expire(topic: Topic, now_ms: int) -> None:
-    """Expire every record that is older than the TTL, if there is one, see `cutoff_ms`."""
+def expire(topic: Topic, now_ms: int, *, reads: bool = True) -> None:
+    """Expire every record that is older than the TTL, if there is one, see `cutoff_ms`.
+
+    Without `reads`, only those for which nothing has to be read from the disk. Not for a topic that holds.
+    """
     cutoff = cutoff_ms(topic, now_ms)
     if topic.front_ts >= cutoff or not topic.count or not topic.config.ttl_ms:
         return
@@ -55,15 +58,17 @@ def expire(topic: Topic, now_ms: int) -> None:
     if holds and topic.earliest > topic.archived:
         return  # the archive does not have the first record yet
     try:
-        upto = expired_before(topic, cutoff)
+        upto = expired_before(topic, cutoff, exact=reads)
         if holds:
             upto = min(upto, topic.archived + 1)
         if upto > topic.earliest:
-            evict(topic, upto, "ttl")
+            evict(topic, upto, "ttl", reads=reads)
         # The age of the first live record: with it, most calls of this function end after one comparison.
         segment = topic.segments[topic.index_of(topic.earliest)] if topic.count else None
         if segment is None:
             topic.front_ts = 0
+        elif not reads and not segment.in_memory:
+            topic.front_ts = segment.min_ts
         elif ready(topic, segment):
             topic.front_ts = segment.columns.ts[topic.earliest - segment.first]
     except OSError as error:  # a write must not fail because of it; a reader gets the error for the same bytes
@@ -99,11 +104,16 @@ def expire_loaded(topic: Topic, now_ms: int) -> None:
 
 
 def expired_before(topic: Topic, cutoff: int, *, exact: bool = True) -> int:
-    """Return the seq below which every record is older than `cutoff`. If not `exact`, use what is in memory."""
-    upto = topic.earliest
+    """Return the seq below which every record is older than `cutoff`. If not `exact`, use what is in memory.
+
+    The first live record of a segment with deleted records is unknown then, so the segment before it counts as younger.
+    """
+    upto = before = topic.earliest
     for segment in list(topic.segments):
+        if not exact and not segment.in_memory and segment.live < segment.count:
+            return before
         if not segment.count or segment.max_ts < cutoff:
-            upto = max(upto, segment.end)
+            before, upto = upto, max(upto, segment.end)
             continue
         if segment.in_memory or (exact and ready(topic, segment)):
             at = bisect_left(segment.columns.ts, cutoff)
@@ -345,6 +355,15 @@ def read_past(topic: Topic, look: Callable[[], T]) -> T:
             if idle == IDLE_ROUNDS:
                 raise damage.cause from None
             idle = 0 if lose_range(topic, damage) else idle + 1
+
+
+def present(topic: Topic, look: Callable[[], T]) -> T | None:
+    """Return what `look` finds, waiting for the disk; None if some of it turned out to be lost."""
+    try:
+        return waiting(look)
+    except Damaged as damage:
+        lose_range(topic, damage)
+        return None
 
 
 def look_through(

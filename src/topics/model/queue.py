@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits, MatchWire, too_long
 from topics.model.topic import LEASE_MS_RANGE, U64, U64_MAX, clamp
-from topics.model.wire import Json, Performance
+from topics.model.wire import Json, Performance, Record
 
 MAX_DELAY_MS = 86_400_000
 MAX_DELIVER_AT = 2**53  # the largest integer that every JSON reader represents exactly
@@ -94,20 +94,15 @@ class RedriveRequest(Struct, gc=False, forbid_unknown_fields=True):
     dead_letter: Annotated[str | None, "the dead-letter topic; the one of the queue by default"] = None
 
 
-class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "key": "$key", "sender": "$node"}):
+class ClaimedJob(Record, kw_only=True):
     """One leased job."""
 
-    seq: U64
     lease_id: str
     deadline: U64
     deliveries: U64
-    ts: U64
-    data: Json
-    reasons: Annotated[list[Reason], "why earlier deliveries failed, the last one last; absent if none is known"] = []
-    tag: str | None = None
-    key: str | None = None
-    sender: str | None = None
-    meta: dict[str, Json] | None = None
+    reasons: Annotated[
+        tuple[Reason, ...], "why earlier deliveries failed, the last one last; absent if none is known"
+    ] = ()
 
 
 class ClaimAnswer(Struct):

@@ -138,13 +138,8 @@ def check_request(name: str, request: RouterRequest) -> RouterConfig:
     for field in ("from_seq", "from_ts"):
         if (value := getattr(request, field)) is not None:
             check_u64(value, field)
-    return RouterConfig(
-        preserve_node=request.preserve_node,
-        preserve_tag=request.preserve_tag,
-        filter=parse_filter(request.filter),
-        allow_cycle=request.allow_cycle,
-        guarantee=request.guarantee,
-    )
+    stored = {name: getattr(request, name) for name in RouterConfig.__struct_fields__}
+    return RouterConfig(**(stored | {"filter": parse_filter(request.filter)}))
 
 
 def parse_filter(value: Any) -> TagMatch | None:
@@ -161,18 +156,6 @@ def router_cycle(cycle: list[str]) -> TopicsError:
         Code.ROUTER_CYCLE,
         f"this router would close a cycle: {shown}; set allow_cycle to allow it",
         detail={"cycle": cycle},
-    )
-
-
-def too_many_copies(limit: int) -> TopicsError:
-    what = (
-        f"with this router one record could have more than {limit} copies, because routers share source and destination"
-    )
-    return TopicsError(
-        Code.THROTTLED,
-        f"{what}; delete some of these, or raise TOPICS_MAX_COPIES",
-        detail={"limit": "max_copies", "max": limit},
-        retry_after_ms=1000,
     )
 
 

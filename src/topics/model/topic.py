@@ -1,8 +1,8 @@
 """The configuration of a topic: stored form, request form, and the conversion between them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType, structs
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.names import check_topic
@@ -21,15 +21,11 @@ CLAIM_JITTER_MS_RANGE = (0, 5_000)
 MAX_RATE = 1_000_000
 
 
-# These two refuse unknown fields: to ignore a setting that a newer version has stored would lose it.
+# These refuse unknown fields: to ignore a setting that a newer version has stored would lose it.
 class ArchiveConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Archive settings of a topic. With `hold`, records do not expire before they are archived."""
 
     hold: Annotated[bool, "keep records past their TTL until an archive reports that it has them"] = False
-
-
-class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True):
-    """An archive configuration as a request has it."""
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,37 +87,22 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     archive: ArchiveConfig | None = None
 
 
-class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+_Omittable: Any = defstruct(
+    "_Omittable",
+    [(field.name, field.type | UnsetType, UNSET) for field in structs.fields(TopicConfig)],
+    module=__name__,
+    frozen=True,
+    kw_only=True,
+)
+
+
+class ConfigPatch(_Omittable, frozen=True, kw_only=True, forbid_unknown_fields=True):  # type: ignore[misc, call-arg]
     """The configuration fields of a request. An omitted field keeps its value, or gets its default in a new topic."""
 
-    type: TopicType | UnsetType = UNSET
-    ttl_ms: U64 | UnsetType = UNSET
-    cap_records: U64 | UnsetType = UNSET
-    cap_bytes: U64 | UnsetType = UNSET
-    discard: Discard | UnsetType = UNSET
-    durable: bool | UnsetType = UNSET
-    durability: Durability | UnsetType = UNSET
-    priority: int | UnsetType | None = UNSET
-    auto_priority: bool | UnsetType = UNSET
-    auto_create: bool | UnsetType = UNSET
-    idempotency_window_ms: U64 | UnsetType = UNSET
-    dedupe_node: bool | UnsetType = UNSET
-    lease_ms: U64 | UnsetType = UNSET
-    claim_jitter_ms: U64 | UnsetType = UNSET
-    max_deliveries: U64 | UnsetType = UNSET
-    dead_letter: str | UnsetType | None = UNSET
-    leases_durable: bool | UnsetType = UNSET
-    retry: RetryPolicy | UnsetType | None = UNSET
-    max_in_flight: U64 | UnsetType = UNSET
-    max_in_flight_per_key: U64 | UnsetType = UNSET
-    rate: Rate | UnsetType | None = UNSET
-    rate_per_key: Rate | UnsetType | None = UNSET
-    paused: bool | UnsetType = UNSET
     defaults: Annotated[
         Literal["contract", "safe"],
         "safe: a new queue has `discard: reject` and `leases_durable`, unless the request says otherwise",
     ] = "contract"
-    archive: ArchivePatch | UnsetType | None = UNSET
 
 
 DEFAULT_CONFIG = TopicConfig()
@@ -150,8 +131,6 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
     if "durability" not in given and "durable" in given:
         kept = current.durability if current is not None and given["durable"] == current.durable else None
         given["durability"] = kept if kept in SYNCED else "fsync" if given["durable"] else "disk"
-    if (archive := given.get("archive")) is not None:
-        given["archive"] = ArchiveConfig(hold=archive.hold)
     is_safe = given.pop("defaults") == "safe" and given.get("type") == "queue"
     merged = structs.replace(current or (SAFE_QUEUE if is_safe else DEFAULT_CONFIG), **given)
     if merged.dead_letter is not None:

@@ -367,12 +367,10 @@ class _Copier:
 
     def _source_path(self, topic_id: int, ref: snap.SegmentRef) -> str:
         """Return the path of the file that the snapshot names: a second copy in the other folder may lack flags."""
-        path = self.source.segment_path(topic_id, ref.first)
-        if not ref.cold:
-            return path
-        if self.cold_dir is None:
+        path = self.source.segment_path(topic_id, ref.first, self.cold_dir if ref.cold else None)
+        if ref.cold and self.cold_dir is None:
             raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
-        return self.cold_dir + path[len(self.source.segments_dir) :]
+        return path
 
     # --- flags
 
@@ -413,8 +411,7 @@ class _Copier:
                 for text in () if ref is None or ref.tails != number else tail_problems(source, topic.name, ref, data):
                     damaged = True
                     self.done.problems.append(text)
-                    first = max([ref.first + ref.count for ref in topic.segments] + [topic.earliest])
-                    if not kept and self._held.may_have(topic.topic_id, first, topic.head):
+                    if not kept and self._held.may_have(topic.topic_id, topic.tail_first, topic.head):
                         self._costs.append(text)
             if not kept or not damaged:
                 self._write(path, data)

@@ -71,8 +71,10 @@ class DataLayout:
         assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
         return posixpath.join(self.segments_dir, f"{topic_id:d}")  # `d` raises for anything but an int
 
-    def segment_path(self, topic_id: int, first_seq: int) -> str:
-        return posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
+    def segment_path(self, topic_id: int, first_seq: int, cold_dir: str | None = None) -> str:
+        """Return the path of a segment: in the folder of cold segments, if one is given."""
+        hot = posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
+        return hot if cold_dir is None else cold_dir + hot[len(self.segments_dir) :]
 
     def topic_ids(self) -> list[int]:
         """Return the ids of the topics that have a directory, which may be empty."""

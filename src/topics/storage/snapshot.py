@@ -93,6 +93,11 @@ class TopicSnapshot(Struct, array_like=True, kw_only=True, gc=False, forbid_unkn
     tail: TailRef | None = None
     extra: dict[str, msgspec.Raw] = {}
 
+    @property
+    def tail_first(self) -> int:
+        """The seq of the first record that is in no segment."""
+        return max([ref.first + ref.count for ref in self.segments] + [self.earliest])
+
 
 class Snapshot(Struct, array_like=True, kw_only=True, forbid_unknown_fields=True):
     """The state at the beginning of log file `wal_number`."""

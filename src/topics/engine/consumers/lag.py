@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from contextlib import suppress
 
 from msgspec import Struct
@@ -69,9 +68,7 @@ def _first_ts(segment: Segment, low: int, *, exact: bool) -> int:
 
 def lost_of(topic: Topic, consumer: Consumer) -> Lost | None:
     """Return the records behind the position that were lost; None if there are none."""
-    start, runs = consumer.seq + 1, topic.losses.runs
-    at = bisect_left(runs, start, key=lambda run: run[1])
-    if at == len(runs):
+    lost = topic.losses.lost_in(consumer.seq + 1, topic.head)
+    if not lost:
         return None
-    gaps = [Gap(max(first, start), last, reason) for first, last, reason in runs[at : at + MAX_GAPS]]
-    return Lost(sum(last - max(first, start) + 1 for first, last, _ in runs[at:]), gaps)
+    return Lost(sum(last - first + 1 for first, last, _ in lost), [Gap(*run) for run in lost[:MAX_GAPS]])

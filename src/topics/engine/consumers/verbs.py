@@ -21,11 +21,11 @@ from topics.engine.consumers.consumer_log import ConsumersChanged, change_consum
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.write.archived import check_epoch
+from topics.engine.write.archived import check_epoch, check_seq
 from topics.engine.write.commit import Ticket
-from topics.engine.write.staging import Staging
+from topics.engine.write.staging import Staging, server_full
 from topics.engine.write.uploads import GATES
-from topics.errors import Code, TopicsError, invalid
+from topics.errors import invalid
 from topics.model.consumer import ConsumerRequest, consumer_moved, consumer_not_found, encode_meta
 from topics.model.names import check_consumer
 from topics.model.topic import SYNCED
@@ -120,8 +120,8 @@ class Consumers:
             check_epoch(topic, wanted.epoch)
         if wanted.if_seq is not UNSET and wanted.if_seq != (None if before is None else before.seq):
             raise consumer_moved(topic.name, name, None if before is None else before.seq)
-        if wanted.seq is not UNSET and wanted.seq > topic.head:
-            raise invalid(f"seq {wanted.seq} is beyond the head of the topic ({topic.head})", field="seq")
+        if wanted.seq is not UNSET:
+            check_seq(topic, wanted.seq)
         meta: bytes | UnsetType | None = UNSET if wanted.meta is UNSET else encode_meta(wanted.meta)
         given = {"meta": meta, "expire_ms": wanted.expire_ms, "hold": wanted.hold,
                  "max_hold_bytes": wanted.max_hold_bytes}  # fmt: skip
@@ -149,8 +149,7 @@ class Consumers:
         if epoch is not None:
             check_epoch(topic, epoch)
         upto = own.delivered.get(name, 0) if commit is True else int(commit)
-        if upto > topic.head:
-            raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
+        check_seq(topic, upto, field="commit")
         if before is None:
             after = self._new(topic, own, name)
             after.seq = upto
@@ -167,8 +166,7 @@ class Consumers:
         topic, own, before = self._latest(topic_name, name)
         if before is None:
             raise consumer_not_found(topic.name, name)
-        if seq > topic.head:
-            raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+        check_seq(topic, seq)
         return self._advance(topic, own, before, seq)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
@@ -264,12 +262,8 @@ class Consumers:
         limit = self._staging.limits.max_consumers
         coming = {other for part in own.pending for other, one in part.after.items() if one is not None}
         if limit and len(own.by_name.keys() | coming) >= limit:
-            raise TopicsError(
-                Code.THROTTLED,
-                f'topic "{topic.name}" has {limit} consumers, as many as max_consumers allows; delete unused ones',
-                detail={"limit": "max_consumers", "max": limit},
-                retry_after_ms=1000,
-            )
+            what = f'topic "{topic.name}" has {limit} consumers, as many as max_consumers allows; delete unused ones'
+            raise server_full("max_consumers", limit, what)
         number = own.next_number
         own.next_number += 1
         return Consumer(number, name, 0, self._staging.clock.now_ms())

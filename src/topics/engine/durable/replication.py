@@ -7,6 +7,7 @@ from collections.abc import Callable
 from topics.clock import Clock
 from topics.engine.durable.store import Store
 from topics.engine.write.commit import Commits
+from topics.engine.write.uploads import Replica
 from topics.storage.log.background import Fenced, LogRefused, ReplicaRefused
 from topics.storage.replica.objects import Announced, Position
 from topics.storage.replica.sequence import State
@@ -17,8 +18,8 @@ STALE_MS = 60_000  # how long a standby counts that does not announce itself aga
 SLACK_MS = 1_000  # from the time of a write to the moment at which it is in the log, at most
 
 
-class Replication:
-    """Connects an uploader with the log, the store and the commits of one engine. It is their `Replica`."""
+class Replication(Replica):
+    """Connects an uploader with the log, the store and the commits of one engine."""
 
     def __init__(
         self, uploader: Uploader, store: Store, clock: Clock, *, timeout_ms: int, takeover_after_ms: int = 15_000

@@ -76,7 +76,7 @@ def restore_topic(
 ) -> Topic:
     _check_cold(datadir, found, cold_dir)
     sealed = [
-        SealedSegment.of(caches, segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None), ref)
+        SealedSegment.of(caches, datadir.segment_path(found.topic_id, ref.first, cold_dir if ref.cold else None), ref)
         for ref in found.segments
     ]
     tail: MemorySegment | None = None
@@ -97,7 +97,7 @@ def restore_topic(
         except (Corrupt, FileNotFoundError) as error:  # other disk errors may be temporary: nothing is lost
             failed = error
             what, at = (error.what, error.offset) if isinstance(error, Corrupt) else (absence(error), 0)
-            seqs = _first_of_tail(found), found.head
+            seqs = found.tail_first, found.head
             damage.append(DamageReport(path, found.tail.offset + at, what, topic=found.name, seqs=seqs))
     topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
     if failed is not None and found.tail is not None:
@@ -120,18 +120,9 @@ def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | Non
         )
 
 
-def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:
-    hot = datadir.segment_path(topic_id, first)
-    return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
-
-
-def _first_of_tail(found: snap.TopicSnapshot) -> int:
-    return max([ref.first + ref.count for ref in found.segments] + [found.earliest])
-
-
 def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
     """Count all records after the sealed segments as lost."""
-    first = _first_of_tail(found)
+    first = found.tail_first
     topic.removed(tail.live, tail.live_bytes)
     if topic.queue is not None:
         topic.queue.left_range(first, topic.head + 1)

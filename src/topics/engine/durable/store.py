@@ -18,7 +18,7 @@ import msgspec
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine.durable import recovery, snapshot_load
+from topics.engine.durable import recovery
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.schedules import schedule_log
@@ -479,7 +479,7 @@ class Store:
                 kept = sum(size_bytes <= self._hot_bytes for size_bytes in sizes) if self._hot_bytes else len(hot)
                 kept = min(kept, self._hot_segments) if self._hot_segments else kept  # the newest ones
                 for segment in hot[: len(hot) - kept]:
-                    target = snapshot_load.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir)
+                    target = self.dir.segment_path(topic.topic_id, segment.first, self._cold_dir)
                     moves.append((topic, segment, target))
                 yield None
 

@@ -16,10 +16,9 @@ from topics.engine import retention
 from topics.engine.durable.recovery import recover
 from topics.engine.read.read import Query, Reading, Tombstone, expire_and_read
 from topics.engine.read.scan import Scan
-from topics.engine.state.losses import Losses
-from topics.engine.state.topic import Topic, Totals
+from topics.engine.state import snapshot_parts
+from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs, ReadOnlyFs
 from topics.storage.segments import record_run as runs
@@ -28,7 +27,7 @@ from topics.storage.segments.record_run import Run
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
 from topics.storage.segments.segment_caches import SegmentCaches
-from topics.storage.snapshot import SegmentRef
+from topics.storage.snapshot import SegmentRef, TopicSnapshot
 
 SLICE_BYTES = 2 << 20  # large slices: no other client waits for this process
 
@@ -37,15 +36,7 @@ class Excerpt(Struct, kw_only=True):
     """What another process needs to read a range of a topic. `pieces` are segment files, or bytes that no file has."""
 
     root: str
-    name: str
-    topic_id: int
-    epoch: int
-    config: TopicConfig
-    head: int
-    earliest: int
-    evict_floor: int
-    lost_ts: int
-    losses: list[tuple[int, int, str]]
+    topic: TopicSnapshot  # without its records
     pieces: list[tuple[str, SegmentRef] | bytes]
     now_ms: int
 
@@ -83,20 +74,11 @@ class Directory:
     def excerpt(self, name: str, start: int, stop: int) -> Excerpt:
         """Return the plan to read the seqs [start, stop) of a topic."""
         topic = self.topics[name]
-        return Excerpt(
-            root=self._dir.root,
-            name=topic.name,
-            topic_id=topic.topic_id,
-            epoch=topic.epoch,
-            config=structs.replace(topic.config, ttl_ms=0),  # the directory has expired them when it was opened
-            head=topic.head,
-            earliest=topic.earliest,
-            evict_floor=topic.evict_floor,
-            lost_ts=topic.lost_ts,
-            losses=[row for row in topic.losses.runs if row[1] >= start],
-            pieces=[_piece(topic, *span) for span in topic.spans(start, stop)],
-            now_ms=self.now_ms,
-        )
+        outline = snapshot_parts.outline(topic)
+        outline.config = structs.replace(topic.config, ttl_ms=0)  # the directory has expired them when it was opened
+        outline.losses = tuple(run for run in outline.losses if run[1] >= start)
+        pieces = [_piece(topic, *span) for span in topic.spans(start, stop)]
+        return Excerpt(root=self._dir.root, topic=outline, pieces=pieces, now_ms=self.now_ms)
 
 
 def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[Run | Tombstone]:
@@ -146,18 +128,10 @@ def _piece(topic: Topic, segment: Segment, low: int, high: int) -> tuple[str, Se
 
 
 def _topic(datadir: DataDir, excerpt: Excerpt) -> Topic:
-    topic = Topic(excerpt.name, topic_id=excerpt.topic_id, epoch=excerpt.epoch, config=excerpt.config, totals=Totals())
-    topic.head, topic.next_seq = excerpt.head, excerpt.head + 1
-    topic.earliest, topic.evict_floor, topic.lost_ts = excerpt.earliest, excerpt.evict_floor, excerpt.lost_ts
-    topic.losses = Losses(list(excerpt.losses))
-    caches = SegmentCaches(datadir.fs)
+    caches, segments = SegmentCaches(datadir.fs), list[Segment]()
     for piece in excerpt.pieces:
         if isinstance(piece, bytes):
-            segment: Segment = MemorySegment.from_bytes(piece, path=excerpt.root, opened_ms=0)
+            segments.append(MemorySegment.from_bytes(piece, path=excerpt.root, opened_ms=0))
         else:
-            segment = SealedSegment.of(caches, *piece)
-        topic.segments.append(segment)
-        topic.count += segment.live
-        topic.bytes += segment.live_bytes
-    topic.segments.append(MemorySegment(excerpt.head + 1))
-    return topic
+            segments.append(SealedSegment.of(caches, *piece))
+    return snapshot_parts.restore(State(), excerpt.topic, sealed=segments, tail=None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state.topic import Topic
+from topics.storage.segments.columns import runs
 from topics.storage.segments.marks import LOST
 
 Span = tuple[int, int]  # seqs, both ends inclusive
@@ -39,6 +41,7 @@ class Covered(Struct):
     lost: list[Span] = []  # within a segment
     missing: list[Span] = []  # in no segment
     live_records: int = 0
+    live_bytes: int = 0
     deleted_records: int = 0
     lost_records: int = 0
 
@@ -47,9 +50,7 @@ def account(topic: Topic) -> tuple[SeqAccount, list[str]]:
     """Return the account and its contradictions. Read the columns of every segment."""
     covered = look_at_segments(topic)
     losses = topic.losses
-    lost: dict[str, int] = {}
-    for first, last, reason in losses.runs:
-        lost[reason] = lost.get(reason, 0) + last - first + 1
+    lost = losses.by_reason()
     # A damaged flag byte makes its record unreadable, but no counter has it as lost.
     silent = covered.lost_records - sum(losses.within(*span)[0] for span in covered.lost)
     if silent:
@@ -66,7 +67,8 @@ def account(topic: Topic) -> tuple[SeqAccount, list[str]]:
         deleted=covered.deleted_records + deleted_in_front,
         lost=lost,
     )
-    return found, [*_wrong_ranges(topic, covered), *_wrong_marks(topic, covered), *_wrong_sums(topic, found, silent)]
+    wrong = [*_wrong_ranges(topic, covered), *_wrong_marks(topic, covered)]
+    return found, [*wrong, *_wrong_sums(topic, found, covered, silent)]
 
 
 def look_at_segments(topic: Topic) -> Covered:
@@ -79,6 +81,7 @@ def look_at_segments(topic: Topic) -> Covered:
         if segment.first > at:
             covered.missing.append((at, segment.first - 1))
         at = segment.end
+        covered.live_bytes += segment.live_within(low, segment.count)[1]
         if segment.marks is None:  # all are live
             covered.live_records += segment.count - low
             covered.live.append((segment.first + low, segment.end - 1))
@@ -88,8 +91,8 @@ def look_at_segments(topic: Topic) -> Covered:
         covered.live_records += live
         covered.deleted_records += deleted
         covered.lost_records += lost
-        covered.live += _spans(marks == 0, segment.first + low)
-        covered.lost += _spans(marks == LOST, segment.first + low)
+        covered.live += _spans(segment.first + low, marks == 0)
+        covered.lost += _spans(segment.first + low, marks == LOST)
     if at <= topic.head:
         covered.missing.append((at, topic.head))
     return covered
@@ -103,24 +106,18 @@ def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
     for low, high in covered.live:
         if topic.losses.within(low, high)[0]:
             wrong.append(f"seqs {low} to {high} are live, and some of them are counted as lost")
-    runs = topic.losses.runs
-    if any(before[1] >= after[0] for before, after in pairwise(runs)):
+    lost = topic.losses.runs
+    if any(before[1] >= after[0] for before, after in pairwise(lost)):
         wrong.append("ranges of lost seqs overlap")
-    if any(not 0 < first <= last <= topic.head for first, last, _ in runs):
+    if any(not 0 < first <= last <= topic.head for first, last, _ in lost):
         wrong.append("a range of lost seqs reaches past the head")
     return wrong
 
 
-def wrong_marks(floor: int, earliest: int, head: int) -> str | None:
-    if 1 <= floor <= earliest <= head + 1:
-        return None
-    return f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"
-
-
 def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
     floor, earliest, head = topic.evict_floor, topic.earliest, topic.head
-    if (out_of_order := wrong_marks(floor, earliest, head)) is not None:
-        return [out_of_order]
+    if not 1 <= floor <= earliest <= head + 1:
+        return [f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"]
     wrong = []
     if any(floor <= last < earliest for _, last, _ in topic.losses.runs):
         wrong.append(f"something below seq {earliest} was lost, but the floor {floor} does not report it")
@@ -130,16 +127,17 @@ def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
     return wrong
 
 
-def _wrong_sums(topic: Topic, found: SeqAccount, silent: int) -> list[str]:
+def _wrong_sums(topic: Topic, found: SeqAccount, covered: Covered, silent: int) -> list[str]:
     wrong = []
     if found.live + silent != topic.count:
         wrong.append(f"{topic.count} records are counted as live, and {found.live} are")
+    if not silent and covered.live_bytes != topic.bytes:
+        wrong.append(f"{topic.bytes} bytes are counted as live, and {covered.live_bytes} are")
     total = found.live + found.deleted + sum(found.lost.values())
     if total != topic.head or found.deleted < 0:
         wrong.append(f"live, deleted and lost seqs come to {total}, and the head is {topic.head}")
     return wrong
 
 
-def _spans(hit: np.ndarray[tuple[int], np.dtype[np.bool_]], first: int) -> list[Span]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
-    return [(first + int(a), first + int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+def _spans(first: int, hit: npt.NDArray[np.bool_]) -> list[Span]:
+    return [(first + low, first + high) for low, high in runs(np.flatnonzero(hit))]

@@ -10,15 +10,14 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.durable import recovery, snapshot_load
-from topics.engine.offline.seq_account import SeqAccount, account, wrong_marks
+from topics.engine.durable import recovery
+from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, DamageReport, UnknownFormat
@@ -186,21 +185,9 @@ class _Verifier:
             self._sealed(found, ref)
         if found.tail is not None:
             self._named.add(self.dir.tails_path(found.tail.tails))
-        parts = [*found.segments, *(() if found.tail is None else (found.tail,))]
-        live, live_bytes = sum(part.live for part in parts), sum(part.live_bytes for part in parts)
-        wrong = []
-        if (live, live_bytes) != (found.count, found.bytes):
-            counted = f"the topic has {found.count} records of {found.bytes} bytes"
-            wrong.append(f"{counted}, its segments {live} of {live_bytes}")
-        for before, after in pairwise(found.segments):
-            if before.first + before.count > after.first:
-                wrong.append(f"the segments at seqs {before.first} and {after.first} overlap")
-        if (out_of_order := wrong_marks(found.evict_floor, found.earliest, found.head)) is not None:
-            wrong.append(out_of_order)
-        self._contradictions(found.name, wrong)
 
     def _sealed(self, found: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
-        path = snapshot_load.segment_path(self.dir, found.topic_id, ref.first, self.cold_dir if ref.cold else None)
+        path = self.dir.segment_path(found.topic_id, ref.first, self.cold_dir if ref.cold else None)
         self._named.add(path)
         if ref.cold and self.cold_dir is None:
             self.report.notes.append(f"{path}: in the cold folder, and not checked; name that folder with --cold-dir")
@@ -307,8 +294,9 @@ class _Verifier:
         if found.durability != "ephemeral" and topic.head > known_head:
             found.skipped, found.head_seq = topic.head - known_head, known_head
             found.earliest_seq = min(found.earliest_seq, known_head + 1)
-            for first, last, reason in topic.losses.runs:  # `source_trim` where a router copies what its source skips
-                found.lost[reason] -= max(last - max(first - 1, known_head), 0)
+            # `source_trim` where a router copies what its source skips
+            for first, last, reason in topic.losses.lost_in(known_head + 1, topic.head):
+                found.lost[reason] -= last - first + 1
             found.lost = {reason: count for reason, count in found.lost.items() if count}
 
     def _note_skipped(self) -> None:

@@ -20,7 +20,7 @@ from topics.engine.queue import pick
 from topics.engine.read.read import Query, expire_and_read
 from topics.engine.state.jobs.job import Job
 from topics.engine.state.staged_deletes import StagedDelete, taking
-from topics.engine.state.topic import FIRST_CEILING, Topic, leases_of
+from topics.engine.state.topic import Topic, leases_of
 from topics.engine.state.topics import State
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
@@ -217,10 +217,10 @@ def stage_move(
     if create is not None:
         append.topic_id = create.topic_id
 
-    def take_effect(_: Ticket) -> Any:
+    def take_effect(into: Topic) -> Any:
         staged.end()
         _leave(source, move, leaving)
-        staging.land(apply.create(staging.state, create) if dest is None else dest, append)  # type: ignore[arg-type]
+        staging.land(into, append)
         return result
 
     def refused() -> None:
@@ -229,23 +229,14 @@ def stage_move(
 
     frame = _frame(source, config.durability, move) if staging.logged else b""
     gated = max(GATES[source.config.durability], GATES[config.durability]) if frame else 0
-    size_bytes = len(append.blob)
-    if create is not None:
-        # With its first records, in one entry, if these are logged; synced if they pass the ceiling that it implies.
+    if dest is None:
+        assert create is not None
         ticket = staging.stage_create(
-            create,
-            take_effect,
-            undo=refused,
-            gated=max(gated, staging.commits.uploads.gate * (bool(frame) and append.last > FIRST_CEILING)),
-            frame=entries.encode_begun([create]) + frame if frame else b"",
-            size_bytes=size_bytes,
-            ceiling=append.last + FIRST_CEILING,
-            also=[source],
-            at_ms=now_ms,
+            create, take_effect, append=append, move=frame, gated=gated, undo=refused, also=[source], at_ms=now_ms
         )
     else:
         ticket = Ticket(
-            dest, frame or None, take_effect, append, append.first, len(letters), size_bytes,
+            dest, frame or None, lambda _: take_effect(dest), append, append.first, len(letters), len(append.blob),
             gated=gated, also=[source], at_ms=now_ms, undo=refused,
         )  # fmt: skip
         staging.commits.stage(ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import msgspec
@@ -15,8 +16,6 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.model.queue import Why
 from topics.storage.log import entry as entries
-from topics.storage.segments.cold import waiting
-from topics.storage.segments.segment import Damaged
 
 
 @entries.known
@@ -60,18 +59,6 @@ def _leased_of(queue: Leases, entry: Released | Extended) -> list[Job]:
     return [job for seq in entry.seqs if (job := queue.leases.get(seq)) is not None]
 
 
-def _is_there(topic: Topic, seq: int) -> bool:
-    """Return whether the job of a lease is still there: a delete or damage may have taken it. Waits for the disk.
-
-    The lease of a job that is gone would count as held without end.
-    """
-    try:
-        return waiting(lambda: topic.is_live(seq))
-    except Damaged as damage:
-        retention.lose_segment(topic, topic.segments[topic.index_of(seq)], damage)
-        return False
-
-
 def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     queue = topic.queue
     if queue is None:
@@ -94,7 +81,8 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     for seq, reasons in known.items():
         if reasons:
             queue.keep_reasons(seq, reasons)
-    queue.left([seq for seq in entry.seqs if not _is_there(topic, seq)])
+    # A delete or damage may have taken the job: its lease would count as held without end.
+    queue.left([seq for seq in entry.seqs if not retention.present(topic, partial(topic.is_live, seq))])
 
 
 def replay_released(state: State, topic: Topic, entry: Released) -> None:

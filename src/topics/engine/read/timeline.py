@@ -10,9 +10,8 @@ segments are known by number, and are spread evenly over their segment.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -26,11 +25,11 @@ from topics.model.inspection import TimelineRange
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.segment import Segment
 
-LIVE, DELETED, ARCHIVED, MERGED = "live", "deleted", "archived", "merged"
+STATES = ["live", "deleted", "archived"]  # the states behind these are reasons of losses
+LIVE, DELETED, ARCHIVED = range(3)
+MERGED = "merged"
 MAX_LOOKS = 16
 RANGES_PER_STEP = 250
-
-Run = tuple[int, int, str]  # first seq, last seq, state: one of the above, or the reason of a loss
 
 
 class Timeline(Struct):
@@ -42,6 +41,27 @@ class Timeline(Struct):
     ranges: list[TimelineRange]
 
 
+class _Runs(Struct, frozen=True):
+    """Neighbouring runs of seqs: the first seq and the state of each. Each ends where the next one begins.
+
+    Of a live run with a share below 1, so many seqs are live and the others deleted, but it is unknown which.
+    """
+
+    starts: npt.NDArray[np.int64]
+    states: npt.NDArray[np.int64]
+    shares: npt.NDArray[np.float64]
+
+
+class _Seen(Struct, frozen=True):
+    """What one look at a topic found in the window: nothing in it changes with the topic. `size` is that of a cell."""
+
+    low: int
+    high: int
+    size: int
+    states: list[str]
+    runs: list[_Runs]
+
+
 def build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Steps[Timeline]:
     """Return the timeline of the seqs [from_seq, to_seq], with about `most` ranges.
 
@@ -51,18 +71,13 @@ def build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Steps[Timeline
 
     def look() -> _Seen:
         low, high = max(from_seq, 1), min(to_seq, topic.head)
-        size = max(-(-(high - low + 1) // most), 1)
-        return _Seen(low, high, size, topic.trimmed, _parts(topic, low, high, size) if low <= high else [])
+        return _look_at(topic, low, high, max(-(-(high - low + 1) // most), 1))
 
     seen = yield from once_loaded(lambda: retention.read_past(topic, look))
     yield None
-    if seen.low > seen.high:
-        return Timeline(seen.low, seen.high, 1, [])
-    exact = len(seen.parts) + sum(len(part.edges) for part in seen.parts if isinstance(part, _Marked))
-    if seen.size == 1 or (exact <= most and not any(isinstance(part, _Partly) for part in seen.parts)):
-        runs = _joined(run for part in seen.parts for run in _exact(seen.trimmed, part))
-        ranges = yield from _listed(TimelineRange(first, last, state) for first, last, state in runs)
-        return Timeline(seen.low, seen.high, 1, ranges)
+    exact = sum(len(runs.starts) for runs in seen.runs)
+    if seen.size == 1 or (exact <= most and all((runs.shares == 1).all() for runs in seen.runs)):
+        return Timeline(seen.low, seen.high, 1, (yield from _listed(_exact(seen))))
     ranges = yield from _listed(_cells(seen, (yield from _sums(seen))))
     return Timeline(seen.low, seen.high, seen.size, ranges)
 
@@ -76,97 +91,49 @@ def _listed(ranges: Iterable[TimelineRange]) -> Steps[list[TimelineRange]]:
     return found
 
 
-class _Partly(Struct, frozen=True):
-    """A part of a segment of which some records were deleted: how many is known, but not which."""
+def _look_at(topic: Topic, low: int, high: int, coarse: int) -> _Seen:
+    """Return what is known of the window. Raise `Cold` for marks that are not in memory."""
+    needs, looks, states = Needs(), MAX_LOOKS, [*STATES]
+    found: list[_Runs] = []
+    rows: list[tuple[int, int, float]] = []  # runs behind those of `found`
 
-    first: int
-    last: int
-    live: int
+    def close() -> None:
+        if rows:
+            starts, codes, shares = zip(*rows, strict=True)
+            found.append(_Runs(np.array(starts, np.int64), np.array(codes, np.int64), np.array(shares, np.float64)))
+            rows.clear()
 
-
-class _Marked(Struct, frozen=True):
-    """A part of a segment of which some records were deleted: `dead` says which, `edges` where that changes."""
-
-    first: int
-    dead: npt.NDArray[np.bool_]
-    edges: npt.NDArray[np.intp]
-
-
-Part = Run | _Partly | _Marked
-
-
-class _Seen(Struct, frozen=True):
-    """What one look at a topic found in the window: nothing in it changes with the topic. `size` is that of a cell."""
-
-    low: int
-    high: int
-    size: int
-    trimmed: int
-    parts: list[Part]
-
-
-def _parts(topic: Topic, low: int, high: int, coarse: int) -> list[Part]:
-    """Return what is known of the window, in order. Raise `Cold` for marks that are not in memory."""
-    needs = Needs()
-    found: list[Part] = []
-    looks = MAX_LOOKS
-    for first, last, reason in _losses(topic, low, high):
+    for first, last, reason in topic.losses.stretches(low, high):
         if reason:
-            found.append((first, last, reason))
+            states += [] if reason in states else [reason]
+            rows.append((first, states.index(reason), 1))
             continue
-        if first < topic.earliest:
-            end = min(last, topic.earliest - 1)
-            found += _deleted(topic.trimmed, first, end)
-            first = end + 1
         for segment, start, stop in _pieces(topic, first, last):
             if segment is None or not segment.live:
-                found += _deleted(topic.trimmed, start, stop)
-            elif segment.live == segment.end - max(segment.first, topic.earliest):
-                found.append((start, stop, LIVE))
-            elif (
-                coarse > 1
-                and (looks <= 0 or stop - start < coarse)
-                # The part has all live records of the segment, so that their number is known.
-                and (start <= max(segment.first, topic.earliest) and stop == segment.end - 1)
-            ):
-                found.append(_Partly(start, stop, segment.live))
+                rows += ((at, ARCHIVED if at <= topic.trimmed else DELETED, 1) for at in _cuts(topic, start, stop))
+                continue
+            whole = segment.end - max(segment.first, topic.earliest)
+            # Whether the part has all records of the segment, so that it is known how many of them are live.
+            is_known = start <= max(segment.first, topic.earliest) and stop == segment.end - 1
+            if segment.live == whole:
+                rows.append((start, LIVE, 1))
+            elif coarse > 1 and (looks <= 0 or stop - start < coarse) and is_known:
+                rows.append((start, LIVE, segment.live / whole))
             else:
                 looks -= 1
+                close()
                 try:
-                    found.append(_look(segment, start, stop))
+                    found.append(_look(topic, segment, start, stop))
                 except Cold as cold:
                     needs.add(cold)
+    close()
     needs.check()
-    return found
-
-
-def _losses(topic: Topic, low: int, high: int) -> Iterator[Run]:
-    """Yield the lost runs of the window, and the stretches between them with an empty reason."""
-    runs = topic.losses.runs
-    at = bisect_left(runs, low, key=lambda run: run[1])
-    while at < len(runs) and runs[at][0] <= high:
-        first, last, reason = runs[at]
-        if low < first:
-            yield low, first - 1, ""
-        yield max(first, low), min(last, high), reason
-        low = last + 1
-        at += 1
-    if low <= high:
-        yield low, high, ""
-
-
-def _deleted(trimmed: int, first: int, last: int) -> list[Run]:
-    """Return the range as deleted. Up to `trimmed`, an archive deleted the records after it had stored them."""
-    if first > last:
-        return []
-    if last <= trimmed or first > trimmed:
-        return [(first, last, ARCHIVED if last <= trimmed else DELETED)]
-    return [(first, trimmed, ARCHIVED), (trimmed + 1, last, DELETED)]
+    return _Seen(low, high, coarse, states, found)
 
 
 def _pieces(topic: Topic, first: int, last: int) -> Iterator[tuple[Segment | None, int, int]]:
-    """Yield the parts of [first, last] by segment; None where a segment was released because all was deleted."""
-    for segment, start, stop in topic.spans(first, last + 1):
+    """Yield the parts of [first, last] by segment; None where no segment has live records any more."""
+    for segment, start, stop in topic.spans(max(first, topic.earliest), last + 1):
         if first < segment.first + start:
             yield None, first, segment.first + start - 1
         yield segment, segment.first + start, segment.first + stop - 1
@@ -175,93 +142,56 @@ def _pieces(topic: Topic, first: int, last: int) -> Iterator[tuple[Segment | Non
         yield None, first, last
 
 
-def _look(segment: Segment, start: int, stop: int) -> Part:
-    marks = segment.marks
-    if marks is None:
-        return start, stop, LIVE
+def _cuts(topic: Topic, start: int, stop: int) -> list[int]:
+    """Return where a part begins, and where its deleted records begin that no archive had stored before."""
+    return [start, topic.trimmed + 1] if start <= topic.trimmed < stop else [start]
+
+
+def _look(topic: Topic, segment: Segment, start: int, stop: int) -> _Runs:
+    marks = segment.marks or bytes(segment.count)
     dead = np.frombuffer(marks, np.uint8)[start - segment.first : stop - segment.first + 1] != 0
-    return _Marked(start, dead, np.flatnonzero(dead[1:] != dead[:-1]) + 1)
+    starts = np.union1d(np.flatnonzero(dead[1:] != dead[:-1]) + 1 + start, _cuts(topic, start, stop))
+    gone = np.where(starts <= topic.trimmed, ARCHIVED, DELETED)
+    return _Runs(starts, np.where(dead[starts - start], gone, LIVE), np.ones(len(starts)))
 
 
-def _exact(trimmed: int, part: Part) -> Iterator[Run]:
-    """Yield the runs of a part whose runs are known."""
-    assert not isinstance(part, _Partly)
-    if isinstance(part, tuple):
-        yield part
-        return
-    for begin, end in pairwise([0, *part.edges.tolist(), len(part.dead)]):
-        first, last = part.first + begin, part.first + end - 1
-        if part.dead[begin]:
-            yield from _deleted(trimmed, first, last)
-        else:
-            yield first, last, LIVE
-
-
-def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+def _exact(seen: _Seen) -> Iterator[TimelineRange]:
     """Yield the runs, with neighbours of the same state as one."""
-    for state, neighbours in groupby(runs, key=itemgetter(2)):
-        same = list(neighbours)
-        yield same[0][0], same[-1][1], state
+    rows = chain.from_iterable(zip(one.starts.tolist(), one.states.tolist(), strict=True) for one in seen.runs)
+    joined = (next(same) for _, same in groupby(rows, key=itemgetter(1)))
+    for (first, state), (end, _) in pairwise(chain(joined, [(seen.high + 1, LIVE)])):
+        yield TimelineRange(first, end - 1, seen.states[state])
 
 
-def _sums(seen: _Seen) -> Steps[dict[str, npt.NDArray[np.float64]]]:
-    """Return how many seqs of each cell have each state."""
+def _sums(seen: _Seen) -> Steps[npt.NDArray[np.float64]]:
+    """Return how many seqs of each cell have each state: a row for each state."""
     low, size = seen.low, seen.size
-    count = (seen.high - low) // size + 1
-    sums: dict[str, npt.NDArray[np.float64]] = {}
-
-    def add(first: int, last: int, state: str, share: float) -> None:
-        cells = sums.setdefault(state, np.zeros(count))
-        start, stop = (first - low) // size, (last - low) // size
-        if start == stop:
-            cells[start] += (last - first + 1) * share
-            return
-        cells[start] += (low + (start + 1) * size - first) * share
-        cells[start + 1 : stop] += size * share
-        cells[stop] += (last - low - stop * size + 1) * share
-
-    def add_marked(first: int, dead: npt.NDArray[np.bool_], state: str) -> None:
-        if not len(dead):
-            return
-        start, stop = (first - low) // size, (first + len(dead) - 1 - low) // size + 1
-        edges = np.maximum(np.arange(start, stop) * size + low - first, 0)
-        gone = np.add.reduceat(dead, edges, dtype=np.int64)
-        sums.setdefault(state, np.zeros(count))[start:stop] += gone
-        sums.setdefault(LIVE, np.zeros(count))[start:stop] += np.diff(np.append(edges, len(dead))) - gone
-
-    for number, part in enumerate(seen.parts, 1):
-        if isinstance(part, _Partly):
-            share = part.live / (part.last - part.first + 1)
-            add(part.first, part.last, LIVE, share)
-            add(part.first, part.last, DELETED, 1 - share)
-        elif isinstance(part, _Marked):
-            at = min(max(seen.trimmed - part.first + 1, 0), len(part.dead))
-            add_marked(part.first, part.dead[:at], ARCHIVED)
-            add_marked(part.first + at, part.dead[at:], DELETED)
-        else:
-            add(*part, 1.0)
-        if isinstance(part, _Marked) or not number % RANGES_PER_STEP:
-            yield None
+    sums = np.zeros((len(seen.states), (seen.high - low) // size + 1))
+    for runs, end in zip(seen.runs, [*(one.starts[0] for one in seen.runs[1:]), seen.high + 1], strict=True):
+        bounds = np.append(runs.starts, end)
+        start, stop = (bounds[0] - low) // size, (end - 1 - low) // size + 1
+        edges = low + np.arange(start, stop + 1) * size
+        for state in range(len(seen.states)):
+            share = np.where(runs.states == state, runs.shares, 1 - runs.shares if state == DELETED else 0)
+            upto = np.concatenate(([0], np.cumsum(np.diff(bounds) * share)))
+            sums[state, start:stop] += np.diff(np.interp(edges, bounds, upto))
+        yield None
     return sums
 
 
-def _cells(seen: _Seen, sums: dict[str, npt.NDArray[np.float64]]) -> Iterator[TimelineRange]:
+def _cells(seen: _Seen, sums: npt.NDArray[np.float64]) -> Iterator[TimelineRange]:
     """Yield the window in cells. Neighbouring cells with one and the same state form one range."""
-    low, size = seen.low, seen.size
-    states = sorted(sums)
-    table = np.stack([sums[state] for state in states])
-    count = table.shape[1]
-    single = np.count_nonzero(table > 0.5, axis=0) == 1
-    main = table.argmax(axis=0)
+    low, size, count = seen.low, seen.size, sums.shape[1]
+    single = np.count_nonzero(sums > 0.5, axis=0) == 1
+    main = sums.argmax(axis=0)
     groups = np.flatnonzero(np.diff(np.where(single, main, -1 - np.arange(count)))) + 1
-    kept = [sums[state] for state in (DELETED, ARCHIVED) if state in sums]
-    removed = np.rint(sum(kept, np.zeros(count))).astype(np.int64).tolist()
-    alive = np.rint(sums.get(LIVE, np.zeros(count))).astype(np.int64).tolist()
+    removed = np.rint(sums[DELETED] + sums[ARCHIVED]).astype(np.int64).tolist()
+    alive = np.rint(sums[LIVE]).astype(np.int64).tolist()
     is_single, states_of = single.tolist(), main.tolist()  # lists: numpy takes a microsecond for each item
     for begin, end in pairwise([0, *groups.tolist(), count]):
         first, last = low + begin * size, min(low + end * size - 1, seen.high)
         if is_single[begin]:
-            yield TimelineRange(first, last, states[states_of[begin]])
+            yield TimelineRange(first, last, seen.states[states_of[begin]])
         else:
             live = alive[begin]
             deleted = min(removed[begin], last - first + 1 - live)

@@ -12,9 +12,6 @@ lost with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from topics.engine import retention
 from topics.engine.routers import copy
 from topics.engine.routers.graph import Edge, Links, Router, into, out_of, table_of, upstream
@@ -25,16 +22,11 @@ from topics.engine.write import apply
 from topics.model.nesting import allow_depth
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
-from topics.storage.segments.cold import waiting
-from topics.storage.segments.segment import Damaged
 
 BASE_DEPTH = 1000
 DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
 
 NO_END = 1 << 62  # a target that no cursor reaches
-
-T = TypeVar("T")
-
 
 # --- moving
 
@@ -119,11 +111,11 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     if passed is not None:
         router.cursor = upto
         return True
-    gathered = present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
+    gathered = retention.present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
     copier, (pieces, end) = copy.Copier(table_of(state), router), gathered
-    entries = present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
+    entries = retention.present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
     if entries is None:
         return True  # records of the destination turned out to be lost: try again
     for entry, piece in entries:
@@ -196,15 +188,6 @@ def _skip_owed(router: Router, max_head: int | None = None) -> None:
 def _skip(dest: Topic, n: int, max_head: int | None) -> None:
     upto = dest.head + n if max_head is None else min(dest.head + n, max_head)
     retention.skip_to(dest, upto + 1, "source_trim")
-
-
-def present(topic: Topic, look: Callable[[], T]) -> T | None:
-    """Return what `look` finds, waiting for the disk; None if some of it turned out to be lost."""
-    try:
-        return waiting(look)
-    except Damaged as damage:
-        retention.lose_range(topic, damage)
-        return None
 
 
 class Recovering:

@@ -28,7 +28,6 @@ from topics.model.router import (
     fan_in,
     router_cycle,
     router_not_found,
-    too_many_copies,
 )
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as entries
@@ -193,7 +192,9 @@ class Routers:
         if limit and (table.twins or (dest is not None and into(dest) is not None)):
             most = max(limit, len(table.by_name) + (router is None))
             if copies_of_one(source, dest, config, without=router, most=most) > most:
-                raise too_many_copies(limit)
+                why = "because routers share source and destination; delete some of these, or raise TOPICS_MAX_COPIES"
+                what = f"with this router one record could have more than {limit} copies, {why}"
+                raise server_full("max_copies", limit, what)
 
     def _start(self, source: Topic | None, request: RouterRequest) -> int:
         """Return the cursor of a new router. Earlier losses of the source do not concern it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 Run = tuple[int, int, str]  # first seq, last seq, reason
 
@@ -58,18 +58,9 @@ class Losses:
 
     def add_rest(self, low: int, high: int, reason: str) -> None:
         """Add the parts of [low, high] that are not in a run yet."""
-        at = bisect_left(self.runs, low, key=lambda run: run[1])
-        gaps: list[tuple[int, int]] = []
-        for first, last, _ in self.runs[at:]:
-            if first > high:
-                break
-            if low < first:
-                gaps.append((low, first - 1))
-            low = last + 1
-        if low <= high:
-            gaps.append((low, high))
-        for first, last in gaps:
-            self.add(first, last, reason)
+        for first, last, known in list(self.stretches(low, high)):
+            if not known:
+                self.add(first, last, reason)
 
     def compact(self, floor: int) -> None:
         """Keep at most `MAX_RUNS` runs below `floor`: join the oldest two, and what lies between them.
@@ -106,16 +97,27 @@ class Losses:
             sums[reason] = sums.get(reason, 0) + last - first + 1
         return sums
 
-    def within(self, low: int, high: int) -> tuple[int, str]:
-        """Return how many seqs of [low, high] were lost, and the reason, or "mixed"."""
-        at = bisect_left(self.runs, low, key=lambda run: run[1])
-        missed, reason = 0, ""
-        for first, last, why in self.runs[at:]:
+    def stretches(self, low: int, high: int) -> Iterator[Run]:
+        """Yield the parts of [low, high] that are lost, and those between them with an empty reason, in order."""
+        for first, last, reason in self.runs[bisect_left(self.runs, low, key=lambda run: run[1]) :]:
             if first > high:
                 break
-            missed += min(last, high) - max(first, low) + 1
-            reason = why if reason in ("", why) else "mixed"
-        return missed, reason or "cap"
+            if low < first:
+                yield low, first - 1, ""
+            yield max(first, low), min(last, high), reason
+            low = last + 1
+        if low <= high:
+            yield low, high, ""
+
+    def lost_in(self, low: int, high: int) -> list[Run]:
+        """Return the parts of [low, high] that are lost."""
+        return [run for run in self.stretches(low, high) if run[2]]
+
+    def within(self, low: int, high: int) -> tuple[int, str]:
+        """Return how many seqs of [low, high] were lost, and the reason, or "mixed"."""
+        lost = self.lost_in(low, high)
+        reasons = {reason for _, _, reason in lost} or {"cap"}
+        return sum(last - first + 1 for first, last, _ in lost), "mixed" if len(reasons) > 1 else reasons.pop()
 
     def covering(self, seq: int) -> Run | None:
         """Return the run that has `seq`, if there is one."""

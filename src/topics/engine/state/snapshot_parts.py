@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from topics.storage import snapshot as snap
 from topics.storage.segments import codec
 from topics.storage.segments.columns import first_of
 from topics.storage.segments.sealed import SealedSegment
-from topics.storage.segments.segment import MemorySegment
+from topics.storage.segments.segment import MemorySegment, Segment
 from topics.storage.worker import INLINE, Worker
 
 TAIL_MAX_BYTES = 256 << 10
@@ -135,7 +135,17 @@ def capture(state: State, topic: Topic) -> Captured:
         for name, save, _ in TOPIC_PARTS
         if (value := save(state, topic)) is not None
     }
-    snapshot = snap.TopicSnapshot(
+    snapshot = outline(topic)
+    if not kept:
+        snapshot.count = snapshot.bytes = 0
+    snapshot.segments, snapshot.tail, snapshot.extra = tuple(refs), tail_ref, extra or _NO_EXTRA
+    keys = snap.KeyLists(list(topic.keys), list(topic.keys.values())) if topic.keys else None
+    return Captured(snapshot, tuple(sealing), tail, look(open_segment), keys)
+
+
+def outline(topic: Topic) -> snap.TopicSnapshot:
+    """Return the topic as a snapshot has it, without its records, its keys and the parts of modules."""
+    return snap.TopicSnapshot(
         topic_id=topic.topic_id,
         name=topic.name,
         epoch=topic.epoch,
@@ -147,16 +157,13 @@ def capture(state: State, topic: Topic) -> Captured:
         last_ts=topic.last_ts,
         last_write_ts=topic.last_write_ts,
         ceiling=topic.ceiling_staged,  # the log file that raises it may go once this is in place
-        count=topic.count if kept else 0,
-        bytes=topic.bytes if kept else 0,
+        count=topic.count,
+        bytes=topic.bytes,
         losses=tuple(topic.losses.runs),
         keys=(),
-        segments=tuple(refs),
-        tail=tail_ref,
-        extra=extra or _NO_EXTRA,
+        segments=(),
+        extra=_NO_EXTRA,
     )
-    keys = snap.KeyLists(list(topic.keys), list(topic.keys.values())) if topic.keys else None
-    return Captured(snapshot, tuple(sealing), tail, look(open_segment), keys)
 
 
 def size_bytes_of(topic: Topic) -> int:
@@ -186,7 +193,7 @@ def look(segment: MemorySegment) -> Look:
 
 
 def restore(
-    state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None
+    state: State, snapshot: snap.TopicSnapshot, *, sealed: Sequence[Segment], tail: MemorySegment | None
 ) -> Topic:
     """Return the topic as it was captured. A tail of None could not be read: its records are recorded as lost.
 

@@ -2,7 +2,7 @@
 
 Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in the tests of
 the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
-functions for a live write and for a replayed entry; `snapshot_parts` and `offline` build it from files. The rest
+functions for a live write and for a replayed entry; `snapshot_parts` builds it from files. The rest
 belongs to the running process: pending entries (`staging`, `append`, `commit`, `ceilings`), and which readers wait
 (`staging`, the server's push).
 """

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state import idempotency
-from topics.engine.state.topic import FIRST_CEILING, Remembered, Topic
+from topics.engine.state.topic import Remembered, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
@@ -164,26 +164,13 @@ class Appends:
         create = staging.new_topic(name, config)
         entry.topic_id = create.topic_id
 
-        kept = staging.logged and config.durability != "ephemeral"
-        high = staging.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
-        ceiling = FIRST_CEILING + (entry.last if high else 0)
-        before: list[entries.Entry] = [create]
-        if high:
-            before.append(entries.Ceiling(create.topic_id, ceiling))
-        frame = entries.encode_large(entry, after=entries.encode_begun(before)) if kept else entries.encode_all(before)
-
-        def take_effect(_: Ticket) -> Appended:
-            topic = apply.create(staging.state, create)
-            topic.ceiling = topic.ceiling_staged = ceiling
+        def take_effect(topic: Topic) -> Appended:
             staging.land(topic, entry)
             return Appended(topic, entry.first, entry.last, topic.head, created=True)
 
-        gated = max(GATES[config.durability], self._staging.commits.uploads.gate * high)
         if blob is not None:
             self._commits.has_large = True
-        return staging.stage_create(
-            create, take_effect, gated=gated, frame=frame, size_bytes=len(entry.blob), ceiling=ceiling
-        )
+        return staging.stage_create(create, take_effect, append=entry)
 
     def _take_effect(self, ticket: Ticket) -> Appended:
         topic = ticket.topic

@@ -50,8 +50,7 @@ def report(staging: Staging, name: str, *, seq: int, epoch: int, trimmed: int = 
     """
     topic = staging.topic(name)
     check_epoch(topic, epoch)
-    if seq > topic.head:
-        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+    check_seq(topic, seq)
     if trimmed > seq:
         what = f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived"
         raise invalid(what, field="trimmed_seq")
@@ -75,6 +74,11 @@ def check_epoch(topic: Topic, epoch: int) -> None:
             f'topic "{topic.name}" is not the one that was meant: its epoch is {topic.epoch}, not {epoch}',
             detail={"topic": topic.name, "epoch": topic.epoch},
         )
+
+
+def check_seq(topic: Topic, seq: int, *, field: str = "seq") -> None:
+    if seq > topic.head:
+        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field=field)
 
 
 def archived(topic: Topic, entry: Archived) -> None:

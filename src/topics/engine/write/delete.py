@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
@@ -70,11 +69,11 @@ def delete_seqs(staging: Staging, name: str, seqs: Sequence[int], *, dry_run: bo
         what = f"{len(seqs)} seqs; a request may name {limit}"
         raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
     wanted = sorted({seq for seq in seqs if seq < topic.next_seq})  # a later write may get the others
-    found = removal.by_seq(topic, wanted)
+    found = removal.by_seq(topic, wanted)  # which has the marks loaded that `is_live` needs
     now = staging.clock.now_ms()
     if dry_run:
         retention.expire(topic, now)
-        return Ticket.of(_deleted(topic, _count_live(topic, wanted, found)))
+        return Ticket.of(_deleted(topic, sum(map(topic.is_live, wanted))))
     return _stage(staging, topic, entries.Delete(topic.topic_id, 0, None, "", now, wanted), found)
 
 
@@ -86,24 +85,6 @@ def _stage(staging: Staging, topic: Topic, entry: entries.Delete, found: Removal
         return _deleted(topic, apply.delete(topic, entry, found.chosen))
 
     return staging.stage(topic, [entry], take_effect, undo=staged.refuse, at_ms=entry.at_ms)
-
-
-def _count_live(topic: Topic, seqs: list[int], known: Removal) -> int:
-    """Return how many of these seqs, which ascend, are live."""
-    found = 0
-    for segment, low, high in list(topic.spans(topic.earliest, topic.head + 1)):
-        mine = seqs[bisect_left(seqs, segment.first + low) : bisect_left(seqs, segment.first + high)]
-        chosen = known.chosen.get(segment.first)
-        if (
-            mine
-            and chosen is not None
-            and chosen.fits(segment, mine[0] - segment.first, mine[-1] + 1 - segment.first, len(mine))
-        ):
-            found += chosen.count
-        elif mine and segment.live and retention.ready(topic, segment):
-            marks = segment.marks
-            found += len(mine) if marks is None else sum(not marks[seq - segment.first] for seq in mine)
-    return found
 
 
 def _deleted(topic: Topic, deleted: int) -> Deleted:

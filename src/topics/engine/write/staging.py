@@ -25,7 +25,6 @@ from topics.model.names import check_topic
 from topics.model.records import Limits
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as entries
-from topics.storage.log.frame import Frames
 
 log = logs.Log("engine")
 
@@ -147,33 +146,46 @@ class Staging:
     def stage_create(
         self,
         create: entries.Create,
-        take_effect: Callable[[Ticket], Any],
+        take_effect: Callable[[Topic], Any],
         *,
-        gated: int,
+        append: entries.Append | None = None,
+        move: bytes = b"",
+        gated: int = 0,
         undo: Callable[[], object] | None = None,
-        frame: Frames = b"",
-        size_bytes: int = 0,
-        ceiling: int = FIRST_CEILING,
         also: list[Topic] | None = None,
         at_ms: int | None = None,
     ) -> Ticket:
-        """Stage the creation of a topic.
+        """Stage the creation of a topic, and its first write `append` if there is one: both take effect, or neither.
 
-        `frame` holds the creation and a first write of `size_bytes`: both take effect, or neither. `also` are existing
-        topics that the ticket changes, at `at_ms` if records leave them.
+        `move` is the frame of an entry that has the write, see `dead_letters`. Its gate is `gated`, and `also` are the
+        existing topics that it changes, at `at_ms`. `take_effect` gets the new topic.
         """
-        creating = self.commits.creating
-        ticket = Ticket(size_bytes=size_bytes, also=also, at_ms=at_ms)
+        creating, durability = self.commits.creating, create.config.durability
+        ticket = Ticket(also=also, at_ms=at_ms, size_bytes=0 if append is None else len(append.blob))
+        ceiling = self.ceilings.first_step() if append is None else FIRST_CEILING
+        if append is not None and append.last > ceiling:  # above the ceiling that the creation implies
+            ceiling += append.last
+            gated = max(gated, self.commits.uploads.gate)
         if self.logged:
-            ticket.gated = max(gated, AT_UPLOAD * (create.config.durability == "replicated"))
-            ticket.frame = frame or entries.encode(create)
+            begun: list[entries.Entry] = [create]
+            if ceiling > FIRST_CEILING:
+                begun.append(entries.Ceiling(create.topic_id, ceiling))
+            if move:
+                ticket.frame = entries.encode_begun(begun) + move
+            elif append is not None and durability != "ephemeral":
+                ticket.frame = entries.encode_large(append, after=entries.encode_begun(begun))
+            else:
+                ticket.frame = entries.encode_all(begun)
+            ticket.gated = max(gated, GATES[durability], AT_SYNC * (append is None))
             if self.state.ledger is not None:  # now, so that one sync covers both
                 self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)
         creating[create.name] = ticket
 
-        def finish(ticket: Ticket) -> Any:
+        def finish(_: Ticket) -> Any:
             creating.pop(create.name, None)
-            return take_effect(ticket)
+            topic = apply.create(self.state, create)
+            topic.ceiling = topic.ceiling_staged = ceiling
+            return take_effect(topic)
 
         def refused() -> None:
             creating.pop(create.name, None)
@@ -265,11 +277,11 @@ def _passed_cap(config: TopicConfig, count: int, used_bytes: int) -> str:
     return "cap_bytes" if config.cap_bytes and used_bytes > config.cap_bytes else ""
 
 
-def server_full(name: str, limit: int) -> TopicsError:
-    """Return the error for a cap on the whole server. Room may come back, so the client may try again."""
+def server_full(name: str, limit: int, what: str = "") -> TopicsError:
+    """Return the error for a cap that a setting puts on the server. Room may come back, so the client may try again."""
     return TopicsError(
         Code.THROTTLED,
-        f"the server has reached {name} ({limit}); delete data, or raise the setting",
+        what or f"the server has reached {name} ({limit}); delete data, or raise the setting",
         detail={"limit": name, "max": limit},
         retry_after_ms=1000,
     )

@@ -26,8 +26,11 @@ UNKNOWN = "the write is in the log of this server, and takes effect once the rep
 Position = tuple[int, int]  # of the log: file number, and offset in that file
 
 
-class Replica(Protocol):
-    """The copy of the log elsewhere. All calls happen on the thread that owns the engine."""
+class Replica:
+    """The copy of the log elsewhere. All calls happen on the thread that owns the engine.
+
+    This one is that of a server without a replica: it takes no entry that promises one. `Replication` has a copy.
+    """
 
     @property
     def covered(self) -> Position:
@@ -37,7 +40,7 @@ class Replica(Protocol):
     @property
     def refusal(self) -> LogRefused | None:
         """Why tickets that wait for an upload are refused now; None if they are not."""
-        return None
+        return ReplicaRefused("this server has no replica; set TOPICS_REPLICA, or change the durability of the topic")
 
     @property
     def is_cut_off(self) -> bool:
@@ -46,17 +49,6 @@ class Replica(Protocol):
 
     def hurry(self) -> None:
         """Upload everything that is synced: a ticket waits for it."""
-
-
-class NoReplica:
-    """A server without a replica: it takes no entry that promises one."""
-
-    covered: Position = (0, 0)
-    is_cut_off = False
-    refusal = ReplicaRefused("this server has no replica; set TOPICS_REPLICA, or change the durability of the topic")
-
-    def hurry(self) -> None:
-        pass
 
 
 class Commits(Protocol):
@@ -81,7 +73,7 @@ class Uploads:
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
-        self.replica: Replica = NoReplica()
+        self.replica = Replica()
         self.are_staged = False  # whether a ticket that waits for an upload is staged, or nothing is taken at all
         self._waiting: deque[Waiting] = deque()
         self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
@@ -93,7 +85,7 @@ class Uploads:
     @property
     def gate(self) -> int:
         """The gate of an entry that only a copy elsewhere makes safe: the sync, without a replica."""
-        return AT_SYNC if isinstance(self.replica, NoReplica) else AT_UPLOAD
+        return AT_SYNC if type(self.replica) is Replica else AT_UPLOAD
 
     def tickets(self) -> Iterator[Ticket]:
         return (one.ticket for one in self._waiting)
