@@ -4,8 +4,8 @@
     python tools/smoke.py --every-python dist/*.whl
 
 Each artifact is installed with its dependencies by constraints.txt, in a temporary directory outside the project, so
-that nothing is imported from the sources. An npm package is installed in an empty directory, and tried with Node against
-a server of this environment. The exit status is 1 if one fails.
+that nothing is imported from the sources. An npm package is installed in an empty directory, and tried with Node
+against a server of this environment. The exit status is 1 if one fails.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     key = tmp_path / "key"
     key.write_text("secret\n")
-    write(tmp_path, {"current": "prod", "contexts": {"prod": {"url": "https://a:1,https://b:2", "token_file": str(key)}}})
+    write(
+        tmp_path, {"current": "prod", "contexts": {"prod": {"url": "https://a:1,https://b:2", "token_file": str(key)}}}
+    )
     return tmp_path
 
 
@@ -47,7 +49,9 @@ def test_current_context_gives_the_address_and_its_key(home: Path) -> None:
     assert (asked.url, asked.key) == ("https://a:1/", "Bearer secret")
 
 
-def test_variable_comes_before_the_context_and_does_not_get_its_key(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_comes_before_the_context_and_does_not_get_its_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOPICS_URL", "localhost:4001")
     asked = Asked()
     assert (asked.url, asked.key) == ("http://localhost:4001/", "")

@@ -1,4 +1,4 @@
-"""What `make dist` builds beside the wheel: the image, the npm package, the formula; and the workflow that publishes them."""
+"""What `make dist` builds beside the wheel: image, npm package and formula; and the workflow that publishes them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_image_has_the_base_the_program_and_a_place_for_data(built: Path, tmp_pa
     image = read(built, "amd64")
     (tmp_path / "root").mkdir()
     unpack(built, image, tmp_path / "root")
-    names = {path.relative_to(tmp_path / "root").as_posix() for path in (tmp_path / "root").rglob("*") if path.is_file()}
+    names = {
+        path.relative_to(tmp_path / "root").as_posix() for path in (tmp_path / "root").rglob("*") if path.is_file()
+    }
     assert names == {
         "usr/bin/python3", "opt/topics/bin/topics", "opt/topics/healthcheck.py", "opt/topics/lib/topics/__init__.py"
     }  # fmt: skip
@@ -171,7 +173,14 @@ def test_release_publishes_what_was_tried() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= set(targets)
     for place in re.findall(r"dist/[\w.*-]+", "\n".join(step.get("run", "") for step in publish["steps"])):
-        assert place in ("dist/*.whl", "dist/*.tar.gz", "dist/*.tgz", "dist/topics-engine.rb", "dist/image", "dist/image-arm64")
+        assert place in (
+            "dist/*.whl",
+            "dist/*.tar.gz",
+            "dist/*.tgz",
+            "dist/topics-engine.rb",
+            "dist/image",
+            "dist/image-arm64",
+        )
 
 
 def test_kustomization_names_existing_files() -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,7 @@ def needs(*programs: str) -> pytest.MarkDecorator:
 
 def with_output(word: str) -> list[tuple[Block, str]]:
     """Return the blocks that have this word and are followed by what they print."""
-    pairs = zip(BLOCKS, BLOCKS[1:], strict=False)
-    found = [(block, after.text) for block, after in pairs if word in block.text and after.is_shown_output]
+    found = [(block, after.text) for block, after in pairwise(BLOCKS) if word in block.text and after.is_shown_output]
     assert found
     return found
 
@@ -45,7 +45,8 @@ def listening(directory: Path, *command: str) -> Iterator[int]:
     try:
         deadline = time.monotonic() + WAIT_S
         while True:
-            assert process.poll() is None and time.monotonic() < deadline, (directory / "log").read_text()
+            is_over = process.poll() is not None or time.monotonic() > deadline
+            assert not is_over, (directory / "log").read_text()
             try:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break

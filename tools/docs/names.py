@@ -1,7 +1,7 @@
 """Generate docs/reference/names.md: the methods and options of the Python and the JavaScript client, side by side.
 
-`python -m tools.docs.names > docs/guide/client-names.md` writes the page. A test fails if the clients differ in a way that
-this module does not explain.
+`python -m tools.docs.names > docs/guide/client-names.md` writes the page. A test fails if the clients differ in a way
+that this module does not explain.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ The options of a method are the same in both clients, except where the last colu
 
 | route | Python | JavaScript | options that one of them lacks |
 |---|---|---|---|
-"""
+"""  # noqa: E501 (rows of tables)
 
 # Methods that one client has under another name, or not at all.
 JAVASCRIPT_NAMES = {
@@ -80,7 +80,9 @@ IGNORED = {"signal"}  # in the first table
 # Why one client has an option and the other one does not. An option that is not here fails a test.
 WHY = {
     "after": "for `preview_schedule` only",
-    **dict.fromkeys(("catch_up", "jitter_ms", "overlap", "paused"), "`preview_schedule` of Python takes a whole schedule"),
+    **dict.fromkeys(
+        ("catch_up", "jitter_ms", "overlap", "paused"), "`preview_schedule` of Python takes a whole schedule"
+    ),
     "config": "an argument of its own in one of them",
     "consistency": "`strong` in Python",
     "handle_signals": "JavaScript programs handle signals themselves",
@@ -97,7 +99,7 @@ WHY = {
     "page_records": "`follow` of Python reads pages, that of JavaScript a stream",
     "page_size": "Python chooses it",
     "retries": "of one call; both have it for the whole client",
-    "strong": "`consistency: \"strong\"` in JavaScript",
+    "strong": '`consistency: "strong"` in JavaScript',
     "timeout_ms": "`timeout_s` in Python",
     "timeout_s": "`timeoutMs` in JavaScript",
     "wait_for_topic": "`wait_for_topics` in Python",

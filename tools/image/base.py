@@ -1,4 +1,4 @@
-"""A base image from this machine: its Python, the standard library, the shared libraries they need, certificates, time zones.
+"""A base image from this machine: its Python, shared libraries, certificates and time zones.
 
 The layer has no shell and no package manager. It is for machines that reach no registry of images: a released image has
 `python:3.12-slim` below it, which gets security updates.
@@ -69,6 +69,6 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def _libraries(binaries: Iterable[Path]) -> set[Path]:
-    """Return the shared libraries that the dynamic linker loads for these binaries, at the paths where it looks for them."""
+    """Return the shared libraries that the dynamic linker loads for these binaries, where it looks for them."""
     listed = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     return {Path(path) for path in re.findall(r"(?:=> |^\s+)(/\S+) \(0x", listed, re.MULTILINE)}

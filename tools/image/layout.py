@@ -1,4 +1,4 @@
-"""An OCI image layout in a directory: blobs by their digest, layers from files, a manifest. The same input gives the same bytes.
+"""An OCI image layout in a directory. The same input gives the same bytes.
 
     oci-layout            the version of the layout
     index.json            the manifest of the image, with its name
@@ -82,7 +82,7 @@ class Layout:
         packed_path = self._path / "layer"
         with packed_path.open("wb") as file:
             packed = _Hashed(file)
-            with gzip.GzipFile("", "wb", mtime=0, fileobj=packed) as zipped:  # type: ignore[arg-type]
+            with gzip.GzipFile("", "wb", compresslevel=6, mtime=0, fileobj=packed) as zipped:  # type: ignore[arg-type]
                 plain = _Hashed(zipped)  # type: ignore[arg-type]
                 with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
                     for entry in sorted(entries, key=lambda entry: entry.name):

@@ -1,10 +1,10 @@
-"""Run an image of `tools.image.build` without a container engine: its files as the root directory of a process, its user, its command.
+"""Run an image of `tools.image.build` without a container engine: its files are the root directory of a process.
 
     python -m tools.image.smoke dist/image
 
-It needs root, for chroot, and says so if it cannot try the image. It checks what a container engine would see: the server starts as user 10001 on a root directory
-that it cannot write to, answers, passes its own health check, over TLS too, and ends with 0 on SIGTERM. The exit status is 1
-if something fails.
+It needs root, for chroot, and says so if it cannot try the image. It checks that the server starts as user 10001 on a
+root directory of another user, answers, passes its own health check, over TLS too, and ends with 0 on SIGTERM. The exit
+status is 1 if something fails.
 """
 
 from __future__ import annotations

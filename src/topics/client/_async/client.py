@@ -30,8 +30,8 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
 
     `url` has the address of the server, and those of its standbys after commas. The client stays with the first one
     that answers. A write moves it to the writer, and after a takeover to the new one. `token` is the API key, and
-    `timeout_s` the limit for one answer. Without an address, it is that of the command line, with its key: `TOPICS_URL`,
-    the current context, or http://127.0.0.1:4000.
+    `timeout_s` the limit for one answer. Without an address, it is that of the command line, with its key:
+    `TOPICS_URL`, the current context, or http://127.0.0.1:4000.
 
     A request that can succeed later is repeated for `retry_for_s`, long enough for a restart of the server. A client
     that never got an answer gives up after five repetitions, in about three seconds: its address may be wrong.
