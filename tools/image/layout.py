@@ -82,7 +82,7 @@ class Layout:
         packed_path = self._path / "layer"
         with packed_path.open("wb") as file:
             packed = _Hashed(file)
-            with gzip.GzipFile("", "wb", compresslevel=6, mtime=0, fileobj=packed) as zipped:  # type: ignore[arg-type]
+            with gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped:  # type: ignore[arg-type]
                 plain = _Hashed(zipped)  # type: ignore[arg-type]
                 with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
                     for entry in sorted(entries, key=lambda entry: entry.name):
