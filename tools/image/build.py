@@ -4,8 +4,8 @@
     python -m tools.image.build dist/*.whl dist/image                   # on the Python of this machine
 
 `--base` is a directory that `skopeo copy docker://python:3.12-slim oci:python` writes. Without it, the base is made
-from the Python of this machine. The packages are those of the target: `--architecture arm64` builds for that machine on any
-other one. `skopeo copy oci:dist/image docker-daemon:topics:latest` loads the image. The settings are those of
+from the Python of this machine. The packages are those of the target: `--architecture arm64` builds for that machine on
+any other one. `skopeo copy oci:dist/image docker-daemon:topics:latest` loads the image. The settings are those of
 deploy/Dockerfile; a test compares them.
 """
 

@@ -82,9 +82,9 @@ class Layout:
         packed_path = self._path / "layer"
         with packed_path.open("wb") as file:
             packed = _Hashed(file)
-            with gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped:  # type: ignore[arg-type]
-                plain = _Hashed(zipped)  # type: ignore[arg-type]
-                with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+            with gzip.GzipFile("", "wb", 6, packed, mtime=0) as zipped:
+                plain = _Hashed(zipped)
+                with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:
                     for entry in sorted(entries, key=lambda entry: entry.name):
                         self._add_entry(tar, entry)
         descriptor = self._describe(LAYER, packed)
