@@ -33,13 +33,15 @@ def config(architecture: str) -> dict[str, Any]:
     return {"architecture": architecture, "os": "linux", "config": {"Env": env}, "history": []}
 
 
-def entries(native: Iterable[Path], scratch: Path) -> list[Entry]:
-    """Return the files of the base. `native` are binaries of later layers, whose libraries the base must have."""
+def entries(packages: Path, scratch: Path) -> list[Entry]:
+    """Return the files of the base, with the libraries that the packages need and do not have themselves."""
     python = Path(sys.executable).resolve()
     library = Path(sysconfig.get_path("stdlib"))
     found = {str(PREFIX / "lib" / library.name / path.relative_to(library)): path for path in _files(library)}
     modules = [path for path in found.values() if path.suffix == ".so"]
-    found |= {_name(path): path for path in _libraries([python, *modules, *native])}
+    native = sorted(packages.rglob("*.so*"))
+    needed = _libraries([python, *modules, *native])
+    found |= {_name(path): path for path in needed if not path.resolve().is_relative_to(packages.resolve())}
     found |= {_name(path): path for path in (_files(ZONES) if ZONES.is_dir() else ())}
     found[str(PREFIX / "bin" / "python3")] = python
     certificates = Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")

@@ -52,9 +52,8 @@ def build(wheel: Path, target: Path, base: Path | None, architecture: str) -> st
         install(wheel, scratch / "lib", version, MACHINES[architecture])
         layout = Layout(target, epoch_s)
         if base is None:
-            native = sorted((scratch / "lib").rglob("*.so*"))
             (scratch / "etc").mkdir()
-            layers: list[Layer] = [layout.add_layer(local_base.entries(native, scratch / "etc"))]
+            layers: list[Layer] = [layout.add_layer(local_base.entries(scratch / "lib", scratch / "etc"))]
         else:
             layout.add_base(base, below)
             layers = list(below.layers)
