@@ -35,7 +35,8 @@ BESIDE_THE_SERVER = (
     "topics/cli/completion.py", "topics/cli/monitoring/", "topics/cli/pipelines.py", "topics/cli/queues/",
 )  # fmt: skip
 SERVER_TESTS = ("consumers", "engine", "faults", "live", "model", "queues", "routers", "server", "storage")
-VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED")  # choose how much of a test is played, and which part
+# These choose how much of a test is played, and which part.
+VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED", "TOPICS_TAKEOVERS")
 
 
 @dataclass

@@ -23,7 +23,7 @@ READY_LIMIT_S = 60.0
 TOPICS = 1_000
 RESTORE = """
 import time
-import obstore
+import obstore, topics.storage.replica.start
 from topics.cli.main import main
 began = time.perf_counter()
 try:

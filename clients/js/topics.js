@@ -713,6 +713,12 @@ function checked(method, options) {
   return options
 }
 
+/** Return the origin of the page, or the address in `TOPICS_URL`, or that of a server on this machine. */
+function defaultUrl() {
+  const variables = /** @type {any} */ (globalThis).process?.env
+  return globalThis.location?.origin ?? (variables?.TOPICS_URL || "http://127.0.0.1:4000")
+}
+
 /**
  * Name the option that was probably meant, or all of them.
  * @param {string} name
@@ -1042,12 +1048,6 @@ function finite(key, value) {
  * @property {() => unknown} [onCaughtUp] called when the loop has processed everything up to the head: the first time, and
  *   each time after it had fallen behind or lost its connection
  */
-
-/** Return the origin of the page, or the address in `TOPICS_URL`, or that of a server on this machine. */
-function defaultUrl() {
-  const variables = /** @type {any} */ (globalThis).process?.env
-  return globalThis.location?.origin ?? (variables?.TOPICS_URL || "http://127.0.0.1:4000")
-}
 
 /** A server. Methods throw a subclass of `TopicsError`. */
 export class Topics {

@@ -16,12 +16,12 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt
 from topics.keys import KeyRule
-from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.http.messages import Answer, App, Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import LoopHolds
 
 
-class PlainApp:
+class PlainApp(App):
     def __init__(self) -> None:
         self.slow: list[Deferred] = []
         self.startup = SimpleNamespace()

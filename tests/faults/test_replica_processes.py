@@ -156,8 +156,9 @@ def test_second_server_fences_the_first(running: list[ServerProcess], tmp_path: 
     status, answer = call(first, "GET", "ready")
     assert (status, answer["error"]["code"]) == (503, "fenced")
     assert append(second, "sure", 2) == 2
-    doctor = topics("doctor", "--url", first.url)
+    doctor = topics("doctor", "--url", first.url, TOPICS_REPLICA=f"file://{tmp_path}/replica")
     assert "has taken it over" in doctor.stdout
+    assert "TOPICS_DATA_DIR" not in doctor.stdout, "`serve` gets the directory as an option"
     first.kill()
     done = topics(
         "serve", "--port", "0", TOPICS_DATA_DIR=str(tmp_path / "a"), TOPICS_REPLICA=f"file://{tmp_path}/replica"
@@ -210,11 +211,16 @@ def test_moment_is_restored_beside_the_running_server(running: list[ServerProces
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "clean"), verified.stdout
     status_lines = topics("replica", "status", url).stdout
     assert "restorable from" in status_lines
-    assert json.loads(topics("replica", "status", url, "--json").stdout)["term"] == 1
+    shown = json.loads(topics("replica", "status", url, "--json").stdout)
+    assert (shown["term"], shown["failures"]) == (1, [])
+    assert 0 <= shown["lag_ms"] < 20_000
     assert "removed 0 objects" in topics("replica", "prune", url).stdout
     end = topics("restore", url, tmp_path / "end", "--json")
     assert json.loads(end.stdout)["term"] == 1
+    later = topics("restore", url, tmp_path / "no", "--at-object", 1_000_000)
+    assert (later.returncode, "choose one up to" in later.stderr) == (2, True), later.stderr
     server.stop()
+    assert "the writer does not serve" in topics("replica", "status", url).stdout
 
 
 def test_start_without_the_bucket_says_what_to_do(tmp_path: Path):

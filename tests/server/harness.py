@@ -23,7 +23,7 @@ T = TypeVar("T")
 WAIT_S = 10
 
 
-class FakeApp:
+class FakeApp(App):
     """Answers by path. Reports what happens to it through `events`."""
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ class ReplicaServer(SimServer):
         self.tick()
         self.engine.commits.sync()
         self.wal.sync_now()
-        self.replication.sequence.urgent = True
+        self.replication.sequence.waiting = 1
         self.replication.uploader.pump()
 
     @property

@@ -16,10 +16,10 @@ from textwrap import fill
 from typing import Any, Self
 
 from topics.cli.connect import target as targets
-from topics.cli.connect.server import Server, as_curl
+from topics.cli.connect.server import Server, as_curl, delete, get
 from topics.cli.options import JSON_LINES, SHAPES, Row, add_group, add_parser, option, section
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, EXIT_USAGE, Failure
-from topics.cli.output.screen import Screen
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
+from topics.cli.output.screen import Screen, confirm
 from topics.cli.tree import Subparsers
 from topics.client.call import Request
 from topics.errors import TopicsError
@@ -40,12 +40,6 @@ class Call:
     def ask(self) -> Any:
         """Send the request of the command and return its decoded answer."""
         return self.server.json(self.request(self.args))
-
-    def removed(self, name: str) -> int:
-        """Send the request of a command that removes one thing. Print its answer and return the exit status."""
-        answer = self.ask()
-        self.screen.result(answer, f"removed {name}" if answer["deleted"] else f"{name} does not exist")
-        return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
 
 Run = Callable[[Call], int | None]  # returns the exit status; None is 0
@@ -83,7 +77,7 @@ class Command:
         parser.set_defaults(execute=self.execute)
 
     def execute(self, args: Args) -> int:
-        """Run the command and return its exit status. Print an expected failure in one line, with the next step."""
+        """Run the command and return its exit status. Raise `Failure` with the next step for an expected failure."""
         screen = Screen(as_json=args.json)
         try:
             target = targets.resolve(args, os.environ)
@@ -100,16 +94,35 @@ class Command:
                     return self.run(Call(args, server, screen, self.request)) or EXIT_DONE
                 except TopicsError as error:
                     raise server.failure(error) from error
-        except Failure as failure:
-            screen.fail(str(failure), failure.next_step)
-            return failure.status
         except UnicodeEncodeError:
-            screen.fail("an argument is not UTF-8 text", "pass other bytes as JSON lines on standard input")
-            return EXIT_USAGE
+            what = "an argument is not UTF-8 text"
+            raise usage(what, "pass other bytes as JSON lines on standard input") from None
 
 
-def group(name: str, *commands: Command, examples: str) -> Callable[[Subparsers], None]:
-    """Return the function that registers a command that consists of commands."""
+def removal(
+    kind: str, help: str, *arguments: Row, path: Callable[[Args], str], question: Callable[[Args, Any], str],
+    examples: str,
+) -> Command:  # fmt: skip
+    """Return the command `rm` for things of a kind, which is also the argument with the name of one.
+
+    `question` gets the arguments, and what the server returns for the path.
+    """
+
+    def run(call: Call) -> int:
+        name = getattr(call.args, kind)
+        if not call.args.yes:
+            confirm(question(call.args, call.server.json(get(path(call.args)))))
+        answer = call.ask()
+        call.screen.result(answer, f"removed {name}" if answer["deleted"] else f"{name} does not exist")
+        return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
+
+    request = lambda args: delete(path(args))  # noqa: E731
+    return Command("rm", help, arguments, request=request, asks=True, examples=examples)(run)
+
+
+def group(name: str, *commands: Command) -> Callable[[Subparsers], None]:
+    """Return the function that registers a command that consists of commands. It has the first example of each."""
+    examples = "".join(one.examples.splitlines(keepends=True)[0] for one in commands)
 
     def register(subparsers: Subparsers) -> None:
         verbs = add_group(add_parser(subparsers, name, examples=examples))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import delete, get, put
+from topics.cli.command import Args, Call, Command, group, removal
+from topics.cli.connect.server import get, put
 from topics.cli.options import TOPIC, one_of, option
 from topics.cli.output.failures import usage
-from topics.cli.output.screen import Columns, Styled, confirm, highlighted
+from topics.cli.output.screen import Columns, Styled, highlighted
 from topics.cli.output.units import count, duration
 from topics.client.call import Request, consumer_path, given, topic_path
 from topics.clock import SystemClock
@@ -73,24 +73,11 @@ def set_position(call: Call) -> None:
     call.screen.result(answer, text)
 
 
-@Command(
-    "rm",
-    "remove a consumer",
-    (TOPIC, CONSUMER),
-    request=lambda args: delete(consumer_path(args.topic, args.consumer)),
-    asks=True,
+rm = removal(
+    "consumer", "remove a consumer", TOPIC, CONSUMER,
+    path=lambda args: consumer_path(args.topic, args.consumer),
+    question=lambda args, found: f"remove {args.consumer} of {args.topic}, which is at {found['seq']:,}?",
     examples="  topics consumer rm orders billing\n",
-)
-def rm(call: Call) -> int:
-    topic, name = call.args.topic, call.args.consumer
-    if not call.args.yes:
-        found = call.server.json(get(consumer_path(topic, name)))
-        confirm(f"remove {name} of {topic}, which is at {found['seq']:,}?")
-    return call.removed(name)
-
-
-register = group(
-    "consumer", ls, set_position, rm,
-    examples="  topics consumer set orders billing --seq 0\n  topics consumer ls orders\n"
-    "  topics consumer rm orders billing\n",
 )  # fmt: skip
+
+register = group("consumer", ls, set_position, rm)

@@ -76,6 +76,7 @@ def _run(words: list[str]) -> int:
 
     from topics import early_signals
     from topics.cli import pipeline_start
+    from topics.cli.output.failures import Failure
 
     is_pipeline = words[0] == "pipeline"
     try:
@@ -84,6 +85,11 @@ def _run(words: list[str]) -> int:
             args = build_parser(words).parse_args(words)
             code: int = args.execute(args)
             sys.stdout.flush()
+    except Failure as failure:
+        from topics.cli.output.screen import Screen
+
+        Screen().fail(str(failure), failure.next_step)
+        return failure.status
     except KeyboardInterrupt:
         if is_pipeline:
             pipeline_start.print_failure_of(words, "interrupted", "interrupted", pipeline_start.AGAIN)

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from topics.storage.datadir import DataDir
     from topics.storage.replica.history import History
     from topics.storage.replica.objects import Announced
+    from topics.storage.replica.upkeep import Status
 
 
 PROMOTE_POLL_S = 0.2
+ANSWER_LIMIT_S = 2.0  # of the writer, for `status`
 
 COLUMNS: dict[str, Callable[[Any], Cell]] = {
     "object": lambda row: str(row["object"]),
@@ -102,6 +104,7 @@ def _status(args: argparse.Namespace) -> int:
 
     now_ms = time.time_ns() // 1_000_000
     found = upkeep.status(_open(args.url, whole=True), now_ms=now_ms)
+    _ask_writer(found)
     if args.json:
         print(pretty_json(found))
         return EXIT_CLEAN
@@ -113,6 +116,8 @@ def _status(args: argparse.Namespace) -> int:
         ("replica", f"{args.url} ({found.replica})"),
         ("writer", f"{writer}, term {found.term}" + (", stopped in order" if found.clean else "")),
         ("last upload", last),
+        ("lag", "unknown" if found.lag_ms is None else duration(found.lag_ms)),
+        *(("failure", failure) for failure in found.failures),
         ("checkpoint", f"object {found.checkpoint}" if found.checkpoint else "none yet"),
         ("restorable from", shown_time(found.oldest_ms) if found.oldest_ms else "nothing yet"),
         ("stored", f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}"),
@@ -124,6 +129,22 @@ def _status(args: argparse.Namespace) -> int:
     ):
         print(f"{name.ljust(15)}  {text}")
     return EXIT_CLEAN
+
+
+def _ask_writer(found: Status) -> None:
+    """Add what only the writer knows, if it answers."""
+    from topics.client import Topics, TopicsError
+
+    if not found.address:
+        return
+    try:
+        with Topics(found.address, timeout_s=ANSWER_LIMIT_S, retries=0) as writer:
+            ready = writer.ready()
+    except (TopicsError, ValueError) as error:
+        found.failures = [f"the writer does not serve: {error}"]
+        return
+    found.lag_ms = ready.replica_lag_ms if isinstance(ready.replica_lag_ms, int) else None
+    found.failures = ready.warnings or []
 
 
 def _shown_standby(one: Announced, now_ms: int) -> str:
@@ -140,8 +161,10 @@ def _promote(args: argparse.Namespace) -> int:
     found = [one for one in upkeep.standbys(bucket) if args.to in (None, one.name)]
     found = [one for one in found if one.takes_over] or found
     if len(found) != 1:
-        names = ", ".join(one.name for one in found) or "none"
-        raise BucketError(f"{counted(len(found), 'standby', 'standbys')} could take over ({names}); name one with --to")
+        names, next_step = ", ".join(one.name for one in found), "name one with --to"
+        if not found:
+            names, next_step = "no such server follows", "start one with `topics serve --standby`"
+        raise BucketError(f"{counted(len(found), 'standby', 'standbys')} could take over ({names}); {next_step}")
     promote = objects.Promote(found[0].name, end.term, args.now)
     bucket.put(objects.PROMOTE, [msgspec.json.encode(promote)])
     deadline = time.monotonic() + args.timeout / 1000
@@ -180,7 +203,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from topics.storage.replica import upkeep
 
-    done = upkeep.prune(_open(args.url, whole=True), before_ms=time.time_ns() // 1_000_000 - args.keep)
+    done = upkeep.prune(_open(args.url, whole=False), before_ms=time.time_ns() // 1_000_000 - args.keep)
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
     oldest = f"; the oldest moment is {shown_time(done.oldest_ms)}" if done.oldest_ms else ""
     print(pretty_json(done) if args.json else removed + oldest)
@@ -192,14 +215,17 @@ def run_restore(args: argparse.Namespace) -> int:
     from topics.storage.backup import is_vacant, move_aside
     from topics.storage.fs import Fs
     from topics.storage.replica import start
+    from topics.storage.replica.objects import ReplicaError
     from topics.storage.replica.restore import restore
 
     fs, directory = Fs(), os.path.normpath(args.directory)
     number, now_ms = args.at_object, time.time_ns() // 1_000_000
     at_ms = now_ms - args.ago if args.ago is not None else args.at
-    history = _open(args.source, whole=at_ms is not None)
+    history = _open(args.source, whole=False)
     if at_ms is not None:
         number = history.at_time(at_ms)
+    elif number is not None and number > history.last_number:
+        raise ReplicaError(f"there is no object {number} yet; choose one up to {history.last_number}")
     if not is_vacant(fs, directory):
         move_aside(fs, directory, aside_of(directory) if args.force else None)
     began, end = time.monotonic(), history.end()

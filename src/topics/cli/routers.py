@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import delete, get, post, put, tag_match
+from topics.cli.command import Args, Call, Command, group, removal
+from topics.cli.connect.server import get, post, put, tag_match
 from topics.cli.options import option
-from topics.cli.output.screen import Columns, Styled, confirm, highlighted
+from topics.cli.output.screen import Columns, Styled, highlighted
 from topics.cli.output.units import count, size
 from topics.client.call import Request, given, router_path
 from topics.errors import Code, TopicsError
@@ -91,20 +91,12 @@ def create(call: Call) -> None:
     call.screen.result(answer, text)
 
 
-@Command(
-    "rm",
-    "remove a router; its copies stay",
-    (ROUTER,),
-    request=lambda args: delete(router_path(args.router)),
-    asks=True,
+rm = removal(
+    "router", "remove a router; its copies stay", ROUTER,
+    path=lambda args: router_path(args.router),
+    question=lambda args, found: f"remove {args.router} ({found['source']} → {found['dest']})? Its copies stay.",
     examples="  topics router rm eu\n",
-)
-def rm(call: Call) -> int:
-    name = call.args.router
-    if not call.args.yes:
-        found = call.server.json(get(router_path(name)))
-        confirm(f"remove {name} ({found['source']} → {found['dest']})? Its copies stay.")
-    return call.removed(name)
+)  # fmt: skip
 
 
 @Command(
@@ -126,8 +118,4 @@ def preview(call: Call) -> None:
     call.screen.result(answer, f"would copy {records} of {answer['scanned']:,} in {answer['source']}")
 
 
-register = group(
-    "router", ls, create, rm, preview,
-    examples="  topics router create eu --from orders --to orders-eu --tag 'eu:*' --start 1\n  topics router ls\n"
-    "  topics router rm eu\n",
-)  # fmt: skip
+register = group("router", ls, create, rm, preview)

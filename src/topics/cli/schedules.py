@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import delete, get, post
+from topics.cli.command import Args, Call, Command, group, removal
+from topics.cli.connect.server import get, post
 from topics.cli.data.append import RECORD_OPTIONS, defaults, encode, json_value
 from topics.cli.options import Row, one_of, option
-from topics.cli.output.screen import Columns, Styled, confirm, highlighted
+from topics.cli.output.screen import Columns, Styled, highlighted
 from topics.cli.output.units import duration, moment, parse_time
 from topics.client.call import Request, given, schedule_path
 from topics.clock import SystemClock
@@ -119,19 +119,12 @@ def get_schedule(call: Call) -> None:
     call.screen.fields(answer, [*shown, *rest, ("record", str(answer["record"]))])
 
 
-@Command(
-    "rm",
-    "remove a schedule; its records stay",
-    (SCHEDULE,),
-    request=lambda args: delete(schedule_path(args.schedule)),
-    asks=True,
+rm = removal(
+    "schedule", "remove a schedule; its records stay", SCHEDULE,
+    path=lambda args: schedule_path(args.schedule),
+    question=lambda args, found: f"remove {args.schedule} ({_when(found)})? Its records stay.",
     examples="  topics schedule rm nightly\n",
-)
-def rm(call: Call) -> int:
-    name = call.args.schedule
-    if not call.args.yes:
-        confirm(f"remove {name} ({_when(call.server.json(get(schedule_path(name))))})? Its records stay.")
-    return call.removed(name)
+)  # fmt: skip
 
 
 @Command(
@@ -163,8 +156,4 @@ def preview(call: Call) -> None:
     call.screen.result(answer, "\n".join(time["local"] for time in answer["times"]))
 
 
-register = group(
-    "schedule", ls, put_schedule, get_schedule, rm, run, preview,
-    examples="  topics schedule put nightly jobs '{\"do\": \"report\"}' --cron '30 2 * * *' --timezone Europe/Berlin\n"
-    "  topics schedule ls\n  topics schedule preview nightly\n",
-)  # fmt: skip
+register = group("schedule", ls, put_schedule, get_schedule, rm, run, preview)

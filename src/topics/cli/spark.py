@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.cli.options import Row, add_group, add_parser, option
+from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import duration
 from topics.cli.tree import Subparsers
@@ -38,18 +39,14 @@ def _add(verbs: Subparsers, name: str, execute: Callable[[argparse.Namespace], i
 
 def _guarded(execute: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     if not is_installed("pyspark"):
-        Screen().fail("Spark is not installed", install_command("spark"))
-        return 1
+        raise Failure("Spark is not installed", next_step=install_command("spark"))
     from topics.spark.failures import Failed
     from topics.spark.jvm import NoJava
 
     try:
         return execute(args)
-    except NoJava as error:
-        Screen().fail(str(error))
-    except Failed as error:
-        Screen().fail(str(error), error.next or "")
-    return 1
+    except (NoJava, Failed) as error:
+        raise Failure(str(error), next_step=getattr(error, "next", None) or "") from error
 
 
 def _start(args: argparse.Namespace) -> int:

@@ -105,14 +105,12 @@ def execute(args: argparse.Namespace) -> int:
                 with _named(number, statements):
                     answer(tables, statement, args)
             return EXIT_DONE
-    except Failure as failure:
-        return _fail(f"{failure}\nnext: {failure.next_step}", failure.status)
+    except (Failure, BrokenPipeError):
+        raise
     except ImportError as error:
         return _fail(f"sql needs Spark: {error}\nnext: {install_command('spark')}", EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        raise
     except Exception as error:
         return _failed(error, args)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
 import msgspec
@@ -197,6 +197,31 @@ class RecordFields(TypedDict, total=False):
     deliver_at: int | None
     key: str | None
     unique: UniqueFields | None
+
+
+class RecordOptions(TypedDict, total=False):
+    """Options of one record, by the names that the methods of the clients have for them.
+
+    `priority`, `delay_ms`, `deliver_at` and `unique` are for jobs of a queue, which delivers jobs of one `record_key`
+    in order.
+    """
+
+    tag: str | None
+    node: str | None
+    meta: Mapping[str, Any] | None
+    priority: int | None
+    delay_ms: int | None
+    deliver_at: int | None
+    record_key: str | None
+    unique: UniqueFields | None
+
+
+def new_record(data: object, options: RecordOptions) -> NewRecord:
+    fields: dict[str, Any] = {**options, "key": options.get("record_key")}
+    fields.pop("record_key", None)
+    if (meta := fields.get("meta")) is not None:
+        fields["meta"] = dict(meta)
+    return NewRecord(data=data, **fields)
 
 
 class Appended(Struct):

@@ -49,12 +49,6 @@ class Client(Connection, ManagementCalls):
     def drop_topic(self, topic: str, *, if_empty: bool = False) -> wire.TopicDropped:  # type: ignore[override]
         return self.call("DELETE", topic_path(topic, if_empty=if_empty or None), wire.TopicDropped)
 
-    def is_ready(self) -> bool:
-        try:
-            return bool(self.ready())
-        except TopicsError:
-            return False
-
     # --- records
 
     def append(

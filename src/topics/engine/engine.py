@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
 
 from msgspec import Struct
 
@@ -217,21 +216,6 @@ class Engine:
         if touch:
             topic.last_read_ts = now
         return topic
-
-    def expire_and_list(
-        self, *, prefix: str, after: str, limit: int, prefixes: tuple[str, ...] = (), touch: bool = False
-    ) -> tuple[list[Topic], bool]:
-        """Expire and return topics by name behind `after`, and whether there are more.
-
-        With `prefixes`, only topics that one of them covers count. Looks at no more than the topics of the page.
-        """
-        names = list(islice(self.state.names.visible(prefixes, prefix=prefix, after=after), limit + 1))
-        page = [self.topics[name] for name in names[:limit]]
-        for topic in page:
-            now = self.expire(topic)
-            if touch:
-                topic.last_read_ts = now
-        return page, len(names) > limit
 
     def expire(self, topic: Topic) -> int:
         """Expire the topic's records and leases up to now; return now in ms."""

@@ -228,7 +228,9 @@ class Ready(Struct):
     performance: Performance
     warnings: list[str] | UnsetType = UNSET
     follows: Annotated[str | UnsetType, "of a standby: the address of the writer"] = UNSET
-    replica_lag_ms: Annotated[U64 | UnsetType, "of a standby: how far it may be behind the replica"] = UNSET
+    replica_lag_ms: Annotated[
+        U64 | UnsetType, "how far a standby may be behind the replica, or the replica behind the writer"
+    ] = UNSET
 
 
 def body_too_large(size_bytes: int) -> TopicsError:

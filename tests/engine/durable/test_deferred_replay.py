@@ -61,7 +61,6 @@ WAYS: Mapping[str, Callable[[Engine], dict[str, Topic]]] = {
     "items": lambda engine: dict(engine.topics.items()),
     "copy": lambda engine: dict(engine.topics),
     "state": lambda engine: {"a": engine.expire_and_get("a", touch=False)},
-    "list": lambda engine: {topic.name: topic for topic in engine.expire_and_list(prefix="", after="", limit=9)[0]},
     "read": lambda engine: {"a": engine.read("a", Query())[0]},
 }
 

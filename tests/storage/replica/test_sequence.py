@@ -11,7 +11,7 @@ from topics.storage.replica import objects
 from topics.storage.replica.bucket import BucketError
 from topics.storage.replica.history import History
 from topics.storage.replica.objects import Checkpoint, FileRef, log_name
-from topics.storage.replica.sequence import EVERYWHERE, NOWHERE, OBJECT_BYTES, End, Plan, Sequence, State, Writer
+from topics.storage.replica.sequence import ALONE, EVERYWHERE, NOWHERE, OBJECT_BYTES, End, Plan, Sequence, State, Writer
 
 REFS = [FileRef("snapshots/1.snap", "files/1", 1, 1)]
 
@@ -69,29 +69,59 @@ def test_bytes_wait_for_the_interval_unless_a_ticket_waits():
     assert sequence.wake_in_ms(900) == 110
     assert send(sequence, bucket, 1010) == "bytes"
     sequence.note_synced((1, 200), 1020)
-    sequence.urgent = True
+    sequence.waiting = 1
     assert send(sequence, bucket, 1020) == "bytes"
 
     assert sequence.uploaded == sequence.covered == (1, 200)
     assert kinds(bucket) == ["term", "checkpoint", "bytes", "bytes"]
 
 
+def released(sequence: Sequence, writers: int, *, at_ms: int) -> None:
+    """Upload what these writers wait for, in 30 ms. All of them are released at `at_ms`."""
+    sequence.waiting = writers
+    sequence.note_synced((1, max(sequence.synced[1], 0) + 100), at_ms - 30)
+    upload = sequence.next(at_ms - 30, 0)
+    assert upload is not None
+    sequence.created(upload, at_ms)
+    sequence.waiting = 0
+
+
 def test_next_upload_waits_a_moment_for_the_writers_that_the_last_one_released():
     bucket, sequence = SimBucket(), begun()
     open_replica(sequence, bucket)
-    sequence.note_synced((1, 100), 0)
-    upload = sequence.next(1000, 1000)
-    assert upload is not None
-    sequence.created(upload, 1030)  # it took 30 ms
+    released(sequence, 64, at_ms=1030)
     sequence.note_synced((1, 200), 1031)
-    sequence.urgent = sequence.gathers = True
+    sequence.waiting = 32
     assert sequence.next(1032, 1032) is None
-    assert sequence.wake_in_ms(1032) == 28
+    assert sequence.wake_in_ms(1032) == 28, "no longer than the last upload took"
     sequence.note_synced((1, 300), 1033)
-    sequence.gathers = False  # all are there
+    sequence.waiting = 56
     upload = sequence.next(1034, 1034)
-    assert upload is not None
+    assert upload is not None, "nearly all are back"
     assert upload.upto == (1, 300)
+
+
+def test_uploads_begin_at_once_after_one_that_waited_in_vain():
+    bucket, sequence = SimBucket(), begun()
+    open_replica(sequence, bucket)
+    released(sequence, 64, at_ms=1030)
+    sequence.note_synced((1, 200), 1031)
+    sequence.waiting = 2
+    assert sequence.next(1059, 1059) is None
+    upload = sequence.next(1060, 1060)
+    assert upload is not None
+    for round_ in range(1, ALONE):
+        sequence.waiting, now_ms = 5, 1060 + 30 * round_
+        sequence.created(upload, now_ms)
+        sequence.waiting = 1  # fewer than waited before
+        sequence.note_synced((1, 300 + round_), now_ms)
+        upload = sequence.next(now_ms, now_ms)
+        assert upload is not None, "the writers of the last upload do not write again"
+    sequence.waiting = 5
+    sequence.created(upload, 1500)
+    sequence.waiting = 1
+    sequence.note_synced((1, 400), 1500)
+    assert sequence.next(1500, 1500) is None, "another attempt"
 
 
 def test_much_log_is_cut_where_a_sync_ended():
@@ -314,7 +344,7 @@ class Racer:
         if act == 0:
             number, offset = max(sequence.synced, (1, 0))
             sequence.note_synced((number, offset + self._random.randrange(1, 50)), self._now_ms)
-            sequence.urgent = True
+            sequence.waiting = 1
         elif act == 1 and sequence.plan is not None:
             sequence.note_files(sequence.plan, REFS)
         else:

@@ -66,6 +66,43 @@ def test_replicated_write_takes_effect_after_the_upload():
     assert server.data("sure") == ["1", "2"]
 
 
+def test_writers_of_one_upload_share_the_next_one():
+    worker, bucket = DeferredWorker(), SimBucket()
+    server = ReplicaServer.begin(bucket, worker=worker)
+    worker.run_all()
+    server.engine.append("sure", request("0", durability="replicated"))
+    server.engine.flush()
+    worker.run_all()
+    events: list[str] = []
+    create = bucket.create
+
+    def recorded(name: str, data: bytes) -> bool:
+        server.clock.advance(ms=30)
+        events.append("uploaded")
+        return create(name, data)
+
+    def write(*names: str) -> None:
+        """Append with several clients in one turn of the loop, and sync."""
+        for name in names:
+            ticket = server.engine.append("sure", request(f'"{name}"'))
+            ticket.on_done(lambda done, name=name: events.append(f"{name} answered"))
+        server.engine.flush()
+        events.append("synced")
+        if len(worker):
+            events.append("upload begun")
+
+    bucket.create = recorded  # type: ignore[method-assign]
+    write("a", "b", "c", "d")
+    worker.run_all()
+    write("a", "b")
+    write("c", "d")
+    worker.run_all()
+    answered = [f"{name} answered" for name in "abcd"]
+    assert events == [
+        "synced", "upload begun", "uploaded", *answered, "synced", "synced", "upload begun", "uploaded", *answered,
+    ]  # fmt: skip
+
+
 def test_topic_with_a_record_that_waits_for_its_upload_is_not_dropped_as_empty():
     bucket = SimBucket()
     server = ReplicaServer.begin(bucket)
@@ -84,7 +121,7 @@ def test_topic_with_a_record_that_waits_for_its_upload_is_not_dropped_as_empty()
 def test_write_whose_bytes_are_uploaded_before_its_sync_is_reported_does_not_wait():
     server = ReplicaServer.begin(SimBucket())
     server.append("sure", "1", durability="replicated")
-    server.replication.sequence.urgent = True  # another write waits: the upload begins with the sync, and is quick
+    server.replication.sequence.waiting = 1  # another write waits: the upload begins with the sync, and is quick
     ticket = server.engine.append("sure", request("2"))
     server.engine.flush()
     assert ticket.done
@@ -524,6 +561,30 @@ def test_router_copies_get_no_seq_that_a_lost_write_had():
     assert all(found.get(seq, data) == data for seq, data in seen.items()), (seen, found)
 
 
+def test_copies_land_in_a_replicated_topic_that_is_always_written():
+    worker = DeferredWorker()
+    server = ReplicaServer.begin(SimBucket(), worker=worker)
+    worker.run_all()
+    for name, data, durability in (("source", "1", "disk"), ("sure", '"direct"', "replicated")):
+        server.engine.append(name, request(data, durability=durability))
+        server.engine.flush()
+        worker.run_all()
+    server.engine.routers.put("copy", RouterRequest(source="source", dest="sure", from_seq=0))
+    server.engine.flush()
+    worker.run_all()
+    routers, woken = server.engine.routers, list[bool]()
+    for _ in range(5):
+        server.engine.append("sure", request('"direct"'))
+        server.engine.flush()
+        routers.forwarder.run(0)  # by its timer: the write is waiting
+        routers.due.wake = lambda: woken.append(True)
+        worker.run_all()  # it is answered, and its client writes again in the next turn
+        routers.due.wake = lambda: None
+        if woken:
+            routers.forwarder.run(0)
+    assert "1" in server.data("sure")
+
+
 def test_marks_of_segments_do_not_depend_on_when_they_are_uploaded():
     """A segment is uploaded once. Later deletes of its records are in the snapshots of later checkpoints."""
     bucket = SimBucket()
@@ -605,8 +666,9 @@ def test_prune_keeps_what_a_restore_in_the_window_needs():
         server.append("sure", str(number), durability="replicated")
         server.checkpoint()
         server.pass_ms(3_600_000)
-    history = History.open(clock_bucket, whole=True)
+    history = History.open(clock_bucket)
     assert history is not None
+    assert len(history.log) < 3, "the old objects need not be listed before"
     before = len(clock_bucket.objects)
     done = upkeep.prune(history, before_ms=server.clock.now_ms() - 2 * 3_600_000)
     assert done.objects > 3
@@ -616,6 +678,22 @@ def test_prune_keeps_what_a_restore_in_the_window_needs():
     assert again is not None
     assert upkeep.verify(again).problems == []
     assert server.elsewhere().data("sure") == [str(number) for number in range(6)]
+
+
+def test_second_of_two_servers_that_begin_a_replica_is_refused_before_it_writes():
+    bucket, disk = SimBucket(), SimDisk()
+    others = objects.encode_identity("other")
+
+    def begin(op: str, name: str) -> None:
+        if (op, name) == ("create", "replica"):  # the other server is a moment earlier, and has no term yet
+            bucket.objects.setdefault(name, others)
+
+    bucket.before = begin
+    with pytest.raises(NotOurs, match="another server"):
+        ReplicaServer.begin(bucket, disk)
+    assert bucket.objects == {"replica": others}
+    assert not disk.exists("/data/FORMAT"), "a start with the same directory can still follow the other server"
+    assert ReplicaServer.begin(bucket, disk).append("sure", "1", durability="replicated").first == 1
 
 
 def test_damaged_object_is_named_with_the_last_state_before_it():

@@ -15,6 +15,7 @@ from topics.cli.output.screen import json_text
 from topics.client.call import EVENT_STREAM, JSON, PAGE_ROWS, Request, with_query
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicsError, Unreachable
+from topics.client.streams import Event, EventParser
 from topics.errors import Code
 
 ANSWER_TIMEOUT_S = 30.0
@@ -54,6 +55,12 @@ class Server(Connection):
             while chunk := response.read1(CHUNK_BYTES):
                 yield chunk
 
+    def events(self, watch: Request, *, timeout_s: float) -> Iterator[Event]:
+        """Open a watch session and yield the events of its stream. Those of heartbeats have no name."""
+        parser = EventParser()
+        for chunk in self.stream(events(self.json(watch)["stream_url"]), timeout_s=timeout_s):
+            yield from parser.feed(chunk)
+
     def failure(self, error: TopicsError) -> Failure:
         """Return what a command reports for an error: its exit status, and what to do next."""
         if isinstance(error, Unreachable):
@@ -69,12 +76,8 @@ class Server(Connection):
         found: dict[str, int] = {}
         for router in self.rows("/v0/routers", "routers"):
             found[router["source"]] = max(found.get(router["source"], 0), router["lag"])
-        try:
-            for consumer in self.rows("/v0/consumers", "consumers"):
-                found[consumer["topic"]] = max(found.get(consumer["topic"], 0), consumer["lag_records"])
-        except TopicsError as error:
-            if error.code is not Code.NOT_FOUND:  # an older server has no consumers
-                raise
+        for consumer in self.rows("/v0/consumers", "consumers"):
+            found[consumer["topic"]] = max(found.get(consumer["topic"], 0), consumer["lag_records"])
         return found
 
 

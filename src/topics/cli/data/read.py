@@ -23,7 +23,7 @@ from topics.cli.tree import Subparsers
 from topics.client.call import NDJSON, Request, consumer_path, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import End, Position, Tombstone
-from topics.client.streams import Event, EventParser, ScanLines
+from topics.client.streams import ScanLines
 from topics.clock import SystemClock
 from topics.errors import Code
 
@@ -368,9 +368,12 @@ def watch(call: Call) -> None:
     left, cursor, lost_contact = call.args.limit, None, False
     while True:
         try:
-            for event in _events(call, _open(call.args, cursor)):
+            for event in call.server.events(_open(call.args, cursor), timeout_s=3 * HEARTBEAT_S):
+                if not event.name:
+                    continue
                 lost_contact, cursor = False, event.id or cursor
                 left = _print_event(call, event.name, event.data, left)
+                call.screen.flush()
                 if left == 0:
                     return
         except TopicsError as error:
@@ -382,15 +385,6 @@ def watch(call: Call) -> None:
                 call.screen.warn(f"{error}; trying again")
             lost_contact = True
         time.sleep(PAUSE_S)
-
-
-def _events(call: Call, request: Request) -> Iterator[Event]:
-    """Open a session and yield its events, without heartbeats."""
-    session = call.server.json(request)
-    parser = EventParser()
-    for chunk in call.server.stream(events(session["stream_url"]), timeout_s=3 * HEARTBEAT_S):
-        yield from (event for event in parser.feed(chunk) if event.name)
-        call.screen.flush()
 
 
 def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | None:

@@ -85,13 +85,10 @@ def _listed(call: Call) -> Topics:
 
 def _add_jobs_and_lag(call: Call, found: Topics) -> None:
     """Add the jobs of queues, and the lag of the slowest router or consumer that reads a topic."""
-    figures = {"lag": call.server.lags()}
-    if any(row["type"] == "queue" for row in found.values()):
-        metrics = call.server.json(get("/v0/metrics"))
-        figures |= {name: metrics.get(f"topics_topic_queue_{name}") or {} for name in ("ready", "in_flight")}
-    for name, by_topic in figures.items():
-        for topic in found.keys() & by_topic.keys():
-            found[topic][name] = by_topic[topic]
+    lags = call.server.lags()
+    for topic, row in found.items():
+        row |= {"lag": lags[topic]} if topic in lags else {}
+        row |= {name: row["queue"][name] for name in ("ready", "in_flight")} if "queue" in row else {}
 
 
 def _add_rates(call: Call, found: Topics, window_ms: int) -> None:

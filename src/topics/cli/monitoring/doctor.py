@@ -192,15 +192,15 @@ def _check_machine() -> Finding:
     return _warning_if(most < FEW_DESCRIPTORS, "descriptors", f"this shell may open {most:,} files", fix)
 
 
-def _check_settings() -> Iterator[Finding]:
-    """Check the settings that `topics serve` would read from this environment."""
+def _check_settings(directory: str) -> Iterator[Finding]:
+    """Check the settings that `topics serve` would read from this environment, with this directory."""
     from topics.config import BadSettings, Settings, unknown_variables
 
     unknown = unknown_variables(os.environ)
     for line in unknown:
         yield Finding("settings", "warning", line, "correct or unset the variable")
     try:
-        Settings.load(os.environ, {})
+        Settings.load(os.environ, {"data_dir": directory})
     except BadSettings as bad:
         for problem in bad.problems:
             yield Finding("settings", "problem", problem, "`topics settings` prints the settings in force")
@@ -224,7 +224,8 @@ def _add_data_dir(parser: argparse.ArgumentParser) -> None:
 def doctor(call: Call) -> int:
     directory = call.args.data_dir
     disk = [] if directory is None else [_check_disk(directory)]
-    findings = [*_check_settings(), _check_machine(), *disk, *_check_server(call)]
+    # `serve` may get its directory as an option: a shell that has TOPICS_REPLICA alone is no problem.
+    findings = [*_check_settings(directory or "data"), _check_machine(), *disk, *_check_server(call)]
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         mark = call.screen.paint(*MARKS[finding.level])

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any
 
 from topics.cli.command import Args, Call, Command
-from topics.cli.connect.server import Server, delete, events, post, put
+from topics.cli.connect.server import delete, post, put
 from topics.cli.options import option
 from topics.cli.output.failures import Failure
 from topics.cli.output.units import duration
 from topics.client.call import Request, topic_path
-from topics.client.streams import EventParser
-from topics.errors import TopicsError
+from topics.client.errors import Unreachable
+from topics.client.streams import Event
 
 WAIT_S = 10.0
 SHOWN = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99))
@@ -30,45 +29,15 @@ def _request(args: Args, topic: str | None = None, number: int = 0) -> Request:
     return post(topic_path(name), body | ({"config": config} if config else {}))
 
 
-class Listener(threading.Thread):
-    """Watches a topic and notes when each ping arrives."""
-
-    def __init__(self, server: Server, topic: str) -> None:
-        super().__init__(daemon=True)
-        self._server, self._topic = server, topic
-        self.ready, self._arrived = threading.Event(), threading.Condition()
-        self._times: dict[int, float] = {}
-        self.problem: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            body = {"topics": {self._topic: {"tail": True}}}
-            session = self._server.json(post("/v0/watch", body, safe=False))
-            parser = EventParser()
-            for chunk in self._server.stream(events(session["stream_url"]), timeout_s=WAIT_S + 60):
-                now = time.perf_counter()
-                self.ready.set()
-                for event in parser.feed(chunk):
-                    if event.name == "record":
-                        self._note(event.data, now)
-        except TopicsError as error:
-            self.problem = error
-        finally:
-            self.ready.set()
-
-    def _note(self, data: bytes, now: float) -> None:
-        with self._arrived:
-            self._times.update({record["$seq"]: now for record in json.loads(data)["records"]})
-            self._arrived.notify_all()
-
-    def arrival(self, seq: int) -> float:
-        """Return when a record arrived. Raise `Failure` if it does not."""
-        with self._arrived:
-            if not self._arrived.wait_for(lambda: seq in self._times or self.problem is not None, WAIT_S):
-                raise Failure(f"record {seq} was acknowledged but not delivered within {WAIT_S:.0f} s")
-            if seq not in self._times:
-                raise self.problem or Failure("the stream ended")
-            return self._times[seq]
+def _await(events: Iterator[Event], seq: int) -> None:
+    """Read the stream up to a record. Raise `Failure` if it does not come."""
+    try:
+        for event in events:
+            if event.name == "record" and any(one["$seq"] == seq for one in json.loads(event.data)["records"]):
+                return
+    except Unreachable as error:
+        raise Failure(f"record {seq} was acknowledged but not delivered within {WAIT_S:.0f} s: {error}") from error
+    raise Failure("the stream ended")
 
 
 @Command(
@@ -93,19 +62,19 @@ def ping(call: Call) -> None:
     if made:
         call.server.json(put(topic_path(topic), {"durability": call.args.durability}))
     try:
-        listener = Listener(call.server.again(), topic)
-        listener.start()
-        listener.ready.wait(WAIT_S)
-        if listener.problem is not None:
-            raise listener.problem
-        acks, deliveries = _measure(call, topic, listener)
+        events = call.server.events(
+            post("/v0/watch", {"topics": {topic: {"tail": True}}}, safe=False), timeout_s=WAIT_S
+        )
+        next(events, None)  # the server sends one as soon as the stream is open
+        acks, deliveries = _measure(call, topic, events)
     finally:
         if made:
             call.server.send(delete(topic_path(topic)))
     _report(call, acks, deliveries)
 
 
-def _measure(call: Call, topic: str, listener: Listener) -> tuple[list[float], list[float]]:
+def _measure(call: Call, topic: str, events: Iterator[Event]) -> tuple[list[float], list[float]]:
+    """Return how long each acknowledgement and each delivery took. A delivery counts once it is read: after its ack."""
     acks: list[float] = []
     deliveries: list[float] = []
     for number in range(call.args.count):
@@ -114,7 +83,8 @@ def _measure(call: Call, topic: str, listener: Listener) -> tuple[list[float], l
         began = time.perf_counter()
         seq = call.server.json(_request(call.args, topic, number))["last_seq"]
         acks.append((time.perf_counter() - began) * 1000)
-        deliveries.append((listener.arrival(seq) - began) * 1000)
+        _await(events, seq)
+        deliveries.append((time.perf_counter() - began) * 1000)
         if call.screen.is_human:
             call.screen.line(
                 f"seq {seq}: acknowledged in {duration(acks[-1])}, delivered in {duration(deliveries[-1])}"

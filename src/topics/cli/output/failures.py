@@ -36,14 +36,8 @@ NEXT_STEPS: dict[str, str] = {
     Code.INTERNAL: "the log of the server has the details",
 }
 
-# Fields in messages of the server, and the options that set them.
-OPTION_OF_FIELD = {
-    "ttl_ms": "--ttl", "cap_records": "--cap-records", "cap_bytes": "--cap-bytes", "auto_priority": "--auto-priority",
-    "auto_create": "--auto-create", "idempotency_window_ms": "--idempotency-window", "dedupe_node": "--dedupe-node",
-    "lease_ms": "--lease", "claim_jitter_ms": "--claim-jitter", "max_deliveries": "--max-deliveries",
-    "dead_letter": "--dead-letter", "leases_durable": "--leases-durable", "delay_ms": "--delay", "wait_ms": "--wait",
-    "expire_ms": "--expire", "max_hold_bytes": "--max-hold-bytes", "idempotency_key": "--key",
-}  # fmt: skip
+# Fields in messages of the server that options set, besides those of the configuration.
+FIELDS = ("delay_ms", "wait_ms", "expire_ms", "max_hold_bytes", "idempotency_key")
 
 
 class Failure(Exception):
@@ -59,8 +53,8 @@ def usage(message: str, next_step: str = "") -> Failure:
     return Failure(message, status=EXIT_USAGE, next_step=next_step)
 
 
-def failure_of(error: TopicsError, names: list[str]) -> Failure:
-    """Return the failure for an error of the server. `names` are known topics, to suggest a similar one."""
+def failure_of(error: TopicsError, topics: list[str]) -> Failure:
+    """Return the failure for an error of the server. `topics` are known ones, to suggest a similar one."""
     message, next_step = str(error), NEXT_STEPS.get(error.code, "")
     status = EXIT_OF_STATUS.get(error.status, EXIT_RETRY if error.retryable else EXIT_FAILED)
     if error.code is Code.ROUTER_CYCLE:
@@ -68,14 +62,24 @@ def failure_of(error: TopicsError, names: list[str]) -> Failure:
     elif error.code is Code.INVALID_REQUEST:
         import re
 
+        from topics.model.topic import TopicConfig
+
         # The option comes before each field of the API: `--lease (lease_ms)`.
-        fields = rf"(?<![\w.$\"'])({'|'.join(sorted(OPTION_OF_FIELD, key=len, reverse=True))})(?![\w.\"'])"
-        message = re.sub(fields, lambda found: f"{OPTION_OF_FIELD[found[1]]} ({found[1]})", message)
+        names = sorted(
+            (name for name in (*TopicConfig.__struct_fields__, *FIELDS) if "_" in name), key=len, reverse=True
+        )
+        fields = rf"(?<![\w.$\"'])({'|'.join(names)})(?![\w.\"'])"
+        message = re.sub(fields, lambda found: f"{_option_of(found[1])} ({found[1]})", message)
         status = EXIT_USAGE
     wanted = (error.detail or {}).get("topic")
     if error.code is Code.TOPIC_NOT_FOUND and wanted:
         from difflib import get_close_matches
 
-        if near := get_close_matches(str(wanted), names, n=1):
+        if near := get_close_matches(str(wanted), topics, n=1):
             next_step = f"did you mean {near[0]}? {next_step}"
     return Failure(message, status=status, next_step=next_step)
+
+
+def _option_of(field: str) -> str:
+    """Return the option that sets a field: `--ttl` for `ttl_ms`."""
+    return "--key" if field == "idempotency_key" else "--" + field.removesuffix("_ms").replace("_", "-")

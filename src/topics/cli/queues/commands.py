@@ -89,17 +89,17 @@ def _add_node(parser: argparse.ArgumentParser) -> None:
     "ls",
     "list queues and their jobs",
     (option("[PREFIX]", "only names that begin so", default="", completes="topics"),),
-    request=lambda args: get("/v0/topics", prefix=args.prefix or None),
+    request=lambda args: get("/v0/topics", prefix=args.prefix or None, details=True),
     details="`dead ever` counts all jobs that were moved to the dead letters since the queue was created, also those "
     "that were moved back; `topics queue dead` lists the present ones.",
     examples="  topics queue ls\n",
 )
 def ls(call: Call) -> None:
-    names = [row["topic"] for row in call.server.rows(call.request(call.args).path, "topics") if row["type"] == "queue"]
-    rows = []
-    for name in names:
-        state = call.server.json(get(topic_path(name, touch=False)))
-        rows.append({"topic": name, **state["queue"], **{key: state["config"][key] for key in SHOWN_CONFIG}})
+    rows = [
+        {"topic": row["topic"], **row["queue"], **{key: row["config"][key] for key in SHOWN_CONFIG}}
+        for row in call.server.rows(call.request(call.args).path, "topics")
+        if row["type"] == "queue"
+    ]
     empty = "no queues; `topics create NAME --type queue` creates one"
     call.screen.rows(rows, QUEUE_COLUMNS, empty=empty)
 
@@ -319,12 +319,4 @@ def _all_pages(call: Call, *, dry_run: bool) -> dict[str, Any]:
         from_seq = page["next_from_seq"]
 
 
-register = group(
-    "queue", ls, claim, ack, nack, extend, pause, resume, peek, dead, redrive, work,
-    examples="""\
-  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
-  topics queue work mail -- ./send-mail
-  topics queue ls
-  topics queue dead mail
-""",
-)  # fmt: skip
+register = group("queue", ls, claim, ack, nack, extend, pause, resume, peek, dead, redrive, work)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from topics.cli.connect.target import find, normal, read_contexts
 from topics.cli.options import JSON_LINES, Row, add_group, add_parser, option
-from topics.cli.output.failures import EXIT_DONE, Failure, usage
+from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Columns, Screen, Styled
 from topics.cli.tree import Subparsers
 from topics.client.contexts import Context, Contexts, save_contexts
@@ -60,14 +60,9 @@ def _add(verbs: Subparsers, name: str, act: Act, help: str, *rows: Row, examples
 
 def _execute(act: Act, args: argparse.Namespace) -> int:
     """Load the contexts, act on them, and save them if they changed."""
-    screen = Screen(as_json=args.json)
-    try:
-        known = read_contexts(os.environ)
-        if act(args, known, screen):
-            save_contexts(known, os.environ)
-    except Failure as failure:
-        screen.fail(str(failure), failure.next_step)
-        return failure.status
+    known = read_contexts(os.environ)
+    if act(args, known, Screen(as_json=args.json)):
+        save_contexts(known, os.environ)
     return EXIT_DONE
 
 

@@ -16,7 +16,7 @@ from topics import early_signals
 from topics.cli.connect.server import Server, post, put
 from topics.cli.connect.target import Target
 from topics.cli.options import add_parser, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
+from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.screen import Screen
 from topics.cli.servers import serve
 from topics.cli.tree import Subparsers
@@ -80,9 +80,8 @@ def execute(args: argparse.Namespace) -> int:
                     pass
                 except TopicsError as error:
                     raise shop_server.failure(error) from error
-    except (Failure, RuntimeError) as failure:
-        screen.fail(str(failure), getattr(failure, "next_step", ""))
-        return getattr(failure, "status", EXIT_FAILED)
+    except RuntimeError as error:
+        raise Failure(str(error)) from error
     screen.note("stopped; nothing was left behind")
     return EXIT_DONE
 

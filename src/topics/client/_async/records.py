@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, Literal
+from typing import Literal, Unpack
 from uuid import uuid4
 
 from msgspec import Struct, structs
@@ -24,9 +24,10 @@ from topics.client.items import (
     Page,
     Record,
     RecordFields,
+    RecordOptions,
     Tombstone,
-    UniqueFields,
     encode,
+    new_record,
 )
 from topics.client.streams import Piece, ScanLines, decoded
 
@@ -47,35 +48,25 @@ class AsyncRecordCalls(AsyncCalls):
         topic: str,
         data: object,
         *,
-        tag: str | None = None,
-        node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        delay_ms: int | None = None,
-        deliver_at: int | None = None,
-        record_key: str | None = None,
-        unique: UniqueFields | None = None,
         key: str | None = None,
         idempotency_key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
+        **options: Unpack[RecordOptions],
     ) -> Appended:
         """Append one record. `key` is short for `idempotency_key`: without one the client makes one up for its retries.
 
         With `create=False`, raise `TopicNotFound` instead of creating the topic; `config` is for a topic that the
-        request creates. `priority`, `delay_ms`, `deliver_at` and `unique` are for jobs of a queue, which delivers jobs
-        of one `record_key` in order. With `disable_backpressure`, a busy server lets the request wait instead of
-        raising `Throttled`.
+        request creates. With `disable_backpressure`, a busy server lets the request wait instead of raising
+        `Throttled`. The record may have `tag`, `node` and `meta`, and as a job of a queue `priority`, `delay_ms`,
+        `deliver_at` and `unique`. A queue delivers jobs of one `record_key` in order.
 
         done = await topics.append("orders", {"sku": "V60"}, tag="order-7")
         print(done.seq)
         """
-        record = NewRecord(
-            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
-            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key, unique=unique,
-        )  # fmt: skip
         key = idempotency_key or key
+        record = new_record(data, options)
         return await self.append_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +15,18 @@ from topics.client import errors
 from topics.client._async import tools
 from topics.client.call import Addresses, Backoff, given
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, UniqueFields, encode
+from topics.client.items import (
+    Appended,
+    Config,
+    Gap,
+    Match,
+    NewRecord,
+    Record,
+    RecordFields,
+    RecordOptions,
+    encode,
+    new_record,
+)
 from topics.client.streams import gap_of, records_of
 from topics.model.watch import WatchedTopic
 
@@ -91,27 +102,17 @@ class AsyncSocket:
         topic: str,
         data: object,
         *,
-        tag: str | None = None,
-        node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        delay_ms: int | None = None,
-        deliver_at: int | None = None,
-        record_key: str | None = None,
-        unique: UniqueFields | None = None,
         key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
+        **options: Unpack[RecordOptions],
     ) -> Appended:
-        """Append one record. Return once it is as safe as its topic promises.
+        """Append one record, with the options of `AsyncTopics.append`. Return once it is as safe as its topic promises.
 
         done = await socket.publish("room", {"text": "hello"}, node="ada")
         """
-        record = NewRecord(
-            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
-            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key, unique=unique,
-        )  # fmt: skip
+        record = new_record(data, options)
         return await self.publish_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
         )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from uuid import uuid4
 
 from msgspec import Struct
@@ -17,7 +16,7 @@ from topics.client._async import tools
 from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
-from topics.client.items import Appended, NewRecord, Seqs, encode
+from topics.client.items import Appended, RecordOptions, Seqs, encode, new_record
 from topics.plurals import counted
 
 PAUSE_S = 0.005
@@ -91,31 +90,19 @@ class AsyncWriter:
                 raise
             error.add_note(f"The writer of {self._topic} failed, too: {failure}")
 
-    async def append(
-        self,
-        data: object,
-        *,
-        tag: str | None = None,
-        node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        delay_ms: int | None = None,
-        deliver_at: int | None = None,
-        record_key: str | None = None,
-    ) -> tools.SeqFuture:
-        """Add one record; wait while too much is pending. Return a future of its seq, which fails with the write.
+    async def append(self, data: object, **options: Unpack[RecordOptions]) -> tools.SeqFuture:
+        """Add one record, with the options of one of `AsyncTopics.append`; wait while too much is pending.
+
+        Return a future of its seq, which fails with the write.
 
         future = await writer.append({"url": "/"}, tag="click")
         print(await future)
         """
-        options = tag, node, meta, priority, delay_ms, deliver_at, record_key
-        if self._plain and options.count(None) == len(options):
+        if self._plain and not options:
             text = encode(_Plain(data))
         else:
-            record = NewRecord(
-                data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta),
-                priority=priority, delay_ms=delay_ms, deliver_at=deliver_at, key=record_key,
-            )  # fmt: skip
+            record = new_record(data, options)
+            record.node = record.node or self._node
             with tracing.sending(self._topic, [record]) as traced:
                 text = encode(traced[0])
         size = len(text)

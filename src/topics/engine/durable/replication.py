@@ -35,8 +35,6 @@ class Replication(Replica):
         self.successors = 0  # followers that would take over
         self._followed_since_ms = 0  # since when there is a successor
         self._commits: Commits | None = None
-        self._expected = 0  # tickets that waited when the last upload ended: their writers go on
-        self.on_wait: Callable[[], None] = lambda: None  # called when a ticket waits: `check` has to be called often
         self.on_fence: Callable[[str], None] = lambda reason: None
         self.on_state: Callable[[], None] = lambda: None  # called when an object is in the bucket, or the state changed
         self.sequence.as_of_ms = lambda: clock.now_ms() - store.wal.sync_ms - SLACK_MS
@@ -70,17 +68,9 @@ class Replication(Replica):
         return None
 
     def hurry(self) -> None:
-        self._note_waiting()
+        assert self._commits is not None
+        self.sequence.waiting = self._commits.uploads.writers
         self.uploader.pump()
-        self.on_wait()
-
-    def _note_waiting(self) -> None:
-        """Note how many tickets wait. Writers that an upload has released send their next writes right after it.
-
-        Without a moment for these, half of the writers would wait for the uploads of the others: half the throughput.
-        """
-        waiting = 0 if self._commits is None else len(self._commits.uploads)
-        self.sequence.urgent, self.sequence.gathers = waiting > 0, waiting < self._expected * 7 // 8
 
     # --- standbys
 
@@ -136,11 +126,8 @@ class Replication(Replica):
                 self._fence()
             elif self.sequence.state is State.LOST:
                 uploads.report(ReplicaRefused("the replica was away for too long"))
-            waited = len(uploads)
             uploads.ended()
-            if len(uploads) < waited:
-                self._expected = waited
-            self._note_waiting()
+            self.sequence.waiting = uploads.writers
         self.on_state()
 
     def _now_ms(self) -> int:

@@ -58,6 +58,11 @@ class DueEdges:
         edge.held_until_ms = self.elapsed_ms() + edge.backoff_ms
         self.waiting[edge] = None
 
+    def retry(self) -> None:
+        """Let edges that wait go on before the next write: clients that were just answered write again at once."""
+        if self.waiting:
+            self.wake()
+
     def collect(self) -> None:
         """Make the edges due whose sources grew, and those that need not wait any longer."""
         grown, self.grown = self.grown, {}

@@ -42,6 +42,7 @@ class Routers:
         self.table = table_of(staging.state)
         self._last = Ticket(done=True)  # of the last change
         self.due = DueEdges(staging.clock)
+        staging.commits.uploads.on_released = self.due.retry
         self.table.hooks = self.forwarder = Forwarder(staging, self.table, self.due)
 
     def attach(self) -> None:

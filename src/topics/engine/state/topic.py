@@ -61,12 +61,12 @@ class Topic:
     """
 
     __slots__ = (
-        "archived", "bytes", "captured_in", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config",
-        "consumers", "count", "diff_start", "earliest", "epoch", "evict_floor", "evicted_unarchived", "front_ts",
-        "gone", "head", "key_bytes", "keys", "last_read_ts", "last_ts", "last_write_ts", "leader", "links",
-        "listeners", "losses", "lost_ts", "name", "needs_snapshot", "next_seq", "pending", "queue", "saved_tail",
-        "segments", "staged_bytes", "staged_count", "staged_deletes", "staged_keys", "staged_times", "topic_id",
-        "totals", "trimmed", "waiters", "waiting", "waits_since_ms", "wire_name",
+        "archived", "bytes", "captured_in", "ceiling", "ceiling_raised", "ceiling_staged", "ceiling_step", "changing",
+        "config", "consumers", "count", "diff_start", "earliest", "epoch", "evict_floor", "evicted_unarchived",
+        "front_ts", "gone", "head", "key_bytes", "keys", "last_read_ts", "last_ts", "last_write_ts", "leader",
+        "links", "listeners", "losses", "lost_ts", "name", "needs_snapshot", "next_seq", "pending", "queue",
+        "saved_tail", "segments", "staged_bytes", "staged_count", "staged_deletes", "staged_keys", "staged_times",
+        "topic_id", "totals", "trimmed", "waiters", "waiting", "waits_since_ms", "wire_name",
     )  # fmt: skip
 
     def __init__(self, name: str, *, topic_id: int, epoch: int, config: TopicConfig, totals: Totals) -> None:
@@ -90,6 +90,7 @@ class Topic:
         # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
         self.ceiling = self.ceiling_staged = FIRST_CEILING
         self.ceiling_step = UNKNOWN_STEP
+        self.ceiling_raised: tuple[int, int] | None = None  # with a replica: when it was raised, and for which seq
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it

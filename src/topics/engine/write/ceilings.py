@@ -29,7 +29,6 @@ class Ceilings:
     def __init__(self, state: State, commits: Commits) -> None:
         self._state = state
         self._commits = commits
-        self._raised: dict[int, tuple[int, int]] = {}  # by topic id, with a replica: when, and to which seq
 
     def first_step(self) -> int:
         """Return how far above the head of a topic its ceiling is at first.
@@ -79,7 +78,7 @@ class Ceilings:
     def _away_step(self, topic: Topic, end: int) -> int:
         """Return about as many seqs as the topic gives out in `AWAY_NS`, as fast as it did since the last raise."""
         now_ns = self._commits.tick_ns()
-        before_ns, before = self._raised.get(topic.topic_id, (now_ns - AWAY_NS, end))
-        self._raised[topic.topic_id] = now_ns, end
+        before_ns, before = topic.ceiling_raised or (now_ns - AWAY_NS, end)
+        topic.ceiling_raised = now_ns, end
         step = (end - before) * AWAY_NS // max(now_ns - before_ns, 1)
         return max(topic.ceiling_step, min(step, MAX_AWAY_STEP))

@@ -75,12 +75,18 @@ class Uploads:
         self._commits = commits
         self.replica = Replica()
         self.are_staged = False  # whether a ticket that waits for an upload is staged, or nothing is taken at all
+        self.on_released: Callable[[], None] = lambda: None  # called when tickets have taken effect
         self._waiting: deque[Waiting] = deque()
         self._callbacks: deque[tuple[Position, Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
         """Return how many tickets wait."""
         return len(self._waiting)
+
+    @property
+    def writers(self) -> int:
+        """How many callers wait: those of single appends to one topic share a ticket."""
+        return sum(1 + len(ticket.followers or ()) for ticket in self.tickets())
 
     @property
     def gate(self) -> int:
@@ -126,6 +132,7 @@ class Uploads:
                 released.append(one.ticket)
         self._waiting = held
         self._commits.release(released)
+        self.on_released()
 
     def after(self, done: Callable[[], None]) -> None:
         """Call `done` once everything written so far is durable, and in the replica if there is one."""

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +27,7 @@ from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Request
+from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.answer import elapsed_ms
 from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
@@ -95,7 +96,6 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         () if services.replica is None else _replica(services.replica),
         () if services.standby is None else _standby(services.standby),
         _topics(services, prefixes),
-        _archives(services, prefixes),
         _consumers(services, prefixes),
         _routers(services, prefixes),
         _schedules(services, prefixes),
@@ -135,101 +135,102 @@ def collect_while_recovering(startup: Startup) -> list[Metric]:
 
 
 def _totals(services: Services, leases: int) -> Iterator[Metric]:
-    state = services.engine.state
-    yield _one("topics_topics", "Topics.", len(services.engine.topics))
-    yield Metric(
-        "topics_topics_by_class", "Topics by durability class.",
-        [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
+    state, pressure = services.engine.state, services.throttle.pressure
+    by_class = {name: state.by_class.get(name, 0) for name in CLASSES}
+    lost = {reason: state.totals.lost.get(reason, 0) for reason in REASONS}
+    holds = {cause.value: ns / 1e6 for cause, ns in services.runtime.holds.longest_ns.items()}
+    yield from _rows(
+        ("topics_topics", "Topics.", len(services.engine.topics)),
+        ("topics_routers", "Routers.", len(services.engine.routers.table.by_name)),
+        ("topics_schedules", "Schedules.", len(state.schedules)),
+        ("topics_records_live", "Records that readers can still get.", state.totals.records),
+        ("topics_bytes_live", "Bytes of those records.", state.totals.bytes),
+        ("topics_queue_topics", "Topics of type queue.", len(state.queues)),
+        ("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases),
+        ("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams),
+        ("topics_watch_sessions", "Watch sessions.", len(services.sessions)),
+        ("topics_slow_readers_total", "Streams closed because their client did not read.",
+         services.runtime.slow_readers_total),
+        ("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
+         services.budget.limit_bytes),
+        ("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.", pressure.lag_ms),
+        ("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step)),
     )  # fmt: skip
-    yield _one("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
-    yield _one("topics_schedules", "Schedules.", len(state.schedules))
-    yield _one("topics_records_live", "Records that readers can still get.", state.totals.records)
-    yield _one("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
-    yield Metric(
-        "topics_lost_records_total", "Seqs that were lost since the start, by reason.",
-        [("", "reason", reason, state.totals.lost.get(reason, 0)) for reason in REASONS],
-    )  # fmt: skip
-    yield _one("topics_queue_topics", "Topics of type queue.", len(state.queues))
-    yield _one("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
-    yield _one("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
-    yield _one("topics_watch_sessions", "Watch sessions.", len(services.sessions))
-    yield _one("topics_slow_readers_total", "Streams closed because their client did not read.",
-                   services.runtime.slow_readers_total)  # fmt: skip
-    yield _one("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
-                 services.budget.limit_bytes)  # fmt: skip
-    yield Metric(
-        "topics_memory_charged_bytes", "Bytes charged to the memory budget by account.",
-        [("", "account", account, size) for account, size in services.budget.accounts().items()],
-    )  # fmt: skip
-
-    pressure = services.throttle.pressure
-    yield _one("topics_loop_lag_ms", "How late the event loop runs: the lowest of the last four samples.",
-                 pressure.lag_ms)  # fmt: skip
-    yield _one("topics_pressure_step", "0 without pressure; 1 to 4 for the steps under pressure.", int(pressure.step))
-    yield Metric(
-        "topics_loop_hold_max_ms", "Longest time since the start for which the event loop was held, by cause.",
-        [("", "cause", cause.value, ns / 1e6) for cause, ns in services.runtime.holds.longest_ns.items()],
-    )  # fmt: skip
+    yield _labelled("topics_topics_by_class", "Topics by durability class.", "class", by_class)
+    yield _labelled("topics_lost_records_total", "Seqs that were lost since the start, by reason.", "reason", lost)
+    accounts = services.budget.accounts()
+    yield _labelled(
+        "topics_memory_charged_bytes", "Bytes charged to the memory budget by account.", "account", accounts
+    )
+    longest = "Longest time since the start for which the event loop was held, by cause."
+    yield _labelled("topics_loop_hold_max_ms", longest, "cause", holds)
 
 
 def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metric]:
-    http = startup.http
-    yield _one("topics_ready", "1 while the server serves.", int(ready))
-    yield _one("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
-    yield _one("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
-    yield Metric("topics_build_info", "1, with the version of the server.", [("", "version", __version__, 1)])
-    yield Metric("topics_log_errors_total", "Lines of level error in the log of the server, by event.",
-                 [("", "event", event, count) for event, count in {"loop_error": 0, **ERRORS}.items()])  # fmt: skip
+    http, errors = startup.http, {"loop_error": 0, **ERRORS}
     usage, (descriptors, _) = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield _one("process_cpu_seconds_total", "Processor time of the process.", usage.ru_utime + usage.ru_stime)
-    yield _one("process_max_fds", "File descriptors that the process may open.", descriptors)
-    if os.path.exists("/proc/self/statm"):
-        with open("/proc/self/statm", "rb") as file:
-            pages = int(file.read().split()[1])
-        yield _one("process_resident_memory_bytes", "Memory of the process.", pages * resource.getpagesize())
-        yield _one("process_open_fds", "Open file descriptors of the process.", len(os.listdir("/proc/self/fd")) - 1)
+    yield from _rows(
+        ("topics_ready", "1 while the server serves.", int(ready)),
+        ("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress),
+        ("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms()),
+        ("process_cpu_seconds_total", "Processor time of the process.", usage.ru_utime + usage.ru_stime),
+        ("process_max_fds", "File descriptors that the process may open.", descriptors),
+    )
+    yield _labelled("topics_build_info", "1, with the version of the server.", "version", {__version__: 1})
+    yield _labelled(
+        "topics_log_errors_total", "Lines of level error in the log of the server, by event.", "event", errors
+    )
+    if resident := resident_bytes():
+        opened = len(os.listdir("/proc/self/fd")) - 1
+        yield from _rows(
+            ("process_resident_memory_bytes", "Memory of the process.", resident),
+            ("process_open_fds", "Open file descriptors of the process.", opened),
+        )
     if http is not None:
-        yield _one("topics_http_connections", "Open connections.", len(http.connections))
-        yield _one("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
-                     http.limits.max_connections)  # fmt: skip
-        yield _one("topics_http_connections_shed_total", "Idle connections closed to make room.", http.shed_total)
-        yield _one("topics_http_connections_refused_total", "Connections refused at the limit.", http.refused_total)
-        yield _one("topics_http_requests_total", "Requests answered.", http.requests_total)
+        yield from _rows(
+            ("topics_http_connections", "Open connections.", len(http.connections)),
+            (
+                "topics_http_connections_max",
+                "Connections that may be open; 0 is no limit.",
+                http.limits.max_connections,
+            ),
+            ("topics_http_connections_shed_total", "Idle connections closed to make room.", http.shed_total),
+            ("topics_http_connections_refused_total", "Connections refused at the limit.", http.refused_total),
+            ("topics_http_requests_total", "Requests answered.", http.requests_total),
+        )
 
 
 def _wal(storage: Storage | None) -> Iterator[Metric]:
     wal = WalStats() if storage is None else storage.wal.stats
     read_only, failing = storage and storage.wal.read_only, storage and storage.store.retries.reason
-    for name, help in (
-        ("frames_total", "Entries written to the log."),
-        ("batches_total", "Writes to the log; one carries every entry of a turn."),
-        ("fsyncs_total", "Syncs of the log."),
-        ("bytes_written_total", "Bytes written to the log."),
-        ("rotations_total", "Log files begun after the first."),
-        ("submit_full_total", "Entries that the log refused."),
-    ):
-        yield _one(f"topics_wal_{name}", help, getattr(wal, name))
-    yield _one("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
-    yield _one("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
-    yield _one("topics_wal_read_only", "1 while the log cannot be written.", int(read_only is not None))
-    buckets: list[Sample] = []
-    running = 0
-    for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
-        running += n
-        buckets.append(("_bucket", "le", "+Inf" if bound is None else str(bound), running))
+    yield from _rows(
+        ("topics_wal_frames_total", "Entries written to the log.", wal.frames_total),
+        ("topics_wal_batches_total", "Writes to the log; one carries every entry of a turn.", wal.batches_total),
+        ("topics_wal_fsyncs_total", "Syncs of the log.", wal.fsyncs_total),
+        ("topics_wal_bytes_written_total", "Bytes written to the log.", wal.bytes_written_total),
+        ("topics_wal_rotations_total", "Log files begun after the first.", wal.rotations_total),
+        ("topics_wal_submit_full_total", "Entries that the log refused.", wal.submit_full_total),
+        ("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth),
+        ("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak),
+        ("topics_wal_read_only", "1 while the log cannot be written.", int(read_only is not None)),
+        ("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing is not None)),
+    )
+    bounds, running = map(str, [*wal.BOUNDS_US, "+Inf"]), list(accumulate(wal.fsync_buckets))
+    buckets: list[Sample] = [("_bucket", "le", bound, n) for bound, n in zip(bounds, running, strict=True)]
     yield Metric(
         "topics_wal_fsync_latency_us", "Microseconds a sync of the log took.",
-        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)], "histogram",
+        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running[-1])], "histogram",
     )  # fmt: skip
-    yield _one("topics_checkpoint_failing", "1 while checkpoints fail and the log grows.", int(failing is not None))
     if storage is not None:
         store = storage.store
-        yield _one("topics_checkpoint_failures_total", "Checkpoints that failed.", store.retries.failures_total)
-        yield _one("topics_checkpoint_age_seconds", "Time since the last checkpoint, or the start.",
-                   storage.checkpoint_age_ms / 1000)  # fmt: skip
+        yield from _rows(
+            ("topics_checkpoint_failures_total", "Checkpoints that failed.", store.retries.failures_total),
+            ("topics_checkpoint_age_seconds", "Time since the last checkpoint, or the start.",
+             storage.checkpoint_age_ms / 1000),
+        )  # fmt: skip
         with suppress(OSError):
             free_bytes = store.fs.free_bytes(store.dir.root)
-            yield _one("topics_disk_free_bytes", "Space that is left for the data directory.", free_bytes)
+            yield from _rows(("topics_disk_free_bytes", "Space that is left for the data directory.", free_bytes))
 
 
 def _replica(service: ReplicaService) -> Iterator[Metric]:
@@ -237,40 +238,40 @@ def _replica(service: ReplicaService) -> Iterator[Metric]:
     if replication is None:
         return
     sequence, uploader = replication.sequence, replication.uploader
-    for name, help, value in (
-        ("lag_bytes", "Bytes of the log that are synced and not uploaded.", sequence.lag_bytes),
-        ("lag_ms", "Milliseconds for which the oldest of them has waited.", replication.lag_ms),
-        ("away", "1 while the bucket does not confirm an upload in time.", replication.is_away),
-        ("fenced", "1 if another server has taken over.", sequence.state == "fenced"),
-        ("following", "1 while the replica has a checkpoint and the log after it.", sequence.takes_replicated),
-        ("term", "Term of this server in the sequence of the replica.", sequence.term),
-        ("object", "Number of the last object.", sequence.last_number),
-        ("objects_total", "Objects of the log that were uploaded.", uploader.objects_total),
-        ("bytes_total", "Bytes of these objects.", uploader.bytes_total),
-        ("failures_total", "Requests to the bucket that failed.", uploader.failures_total),
-        ("followers", "Servers that follow this one.", len(replication.followers)),
-        ("cut_off", "1 while all writes are refused, because a standby may have taken over.", replication.is_cut_off),
-    ):
-        yield _one(f"topics_replica_{name}", help, int(value))
-    lags: list[Sample] = [("", "follower", one.name, one.lag_ms) for one in replication.followers]
-    yield Metric(
-        "topics_replica_follower_lag_ms", "Milliseconds that a follower was behind when it said so last.", lags
-    )
+    cut_off = "1 while all writes are refused, because a standby may have taken over."
+    yield from _rows(
+        ("topics_replica_lag_bytes", "Bytes of the log that are synced and not uploaded.", sequence.lag_bytes),
+        ("topics_replica_lag_ms", "Milliseconds for which the oldest of them has waited.", replication.lag_ms),
+        ("topics_replica_away", "1 while the bucket does not confirm an upload in time.", int(replication.is_away)),
+        ("topics_replica_fenced", "1 if another server has taken over.", int(sequence.state == "fenced")),
+        ("topics_replica_following", "1 while the replica has a checkpoint and the log after it.",
+         int(sequence.takes_replicated)),
+        ("topics_replica_term", "Term of this server in the sequence of the replica.", sequence.term),
+        ("topics_replica_object", "Number of the last object.", sequence.last_number),
+        ("topics_replica_objects_total", "Objects of the log that were uploaded.", uploader.objects_total),
+        ("topics_replica_bytes_total", "Bytes of these objects.", uploader.bytes_total),
+        ("topics_replica_failures_total", "Requests to the bucket that failed.", uploader.failures_total),
+        ("topics_replica_followers", "Servers that follow this one.", len(replication.followers)),
+        ("topics_replica_cut_off", cut_off, int(replication.is_cut_off)),
+    )  # fmt: skip
+    lags = {one.name: one.lag_ms for one in replication.followers}
+    behind = "Milliseconds that a follower was behind when it said so last."
+    yield _labelled("topics_replica_follower_lag_ms", behind, "follower", lags)
 
 
 def _standby(service: StandbyService) -> Iterator[Metric]:
     standby = service.standby
     if standby is None:
         return
-    for name, help, value in (
-        ("standby", "1 for a server that follows another one.", 1),
-        ("lag_ms", "Milliseconds since all objects were applied.", standby.lag_ms),
-        ("away", "1 while the bucket does not answer.", bool(standby.following.last_failure)),
-        ("term", "Term of the objects that are applied.", standby.following.term),
-        ("object", "Number of the last object.", standby.following.number),
-        ("failures_total", "Requests to the bucket that failed.", standby.failures_total),
-    ):
-        yield _one(f"topics_replica_{name}", help, value)
+    following = standby.following
+    yield from _rows(
+        ("topics_replica_standby", "1 for a server that follows another one.", 1),
+        ("topics_replica_lag_ms", "Milliseconds since all objects were applied.", standby.lag_ms),
+        ("topics_replica_away", "1 while the bucket does not answer.", int(bool(following.last_failure))),
+        ("topics_replica_term", "Term of the objects that are applied.", following.term),
+        ("topics_replica_object", "Number of the last object.", following.number),
+        ("topics_replica_failures_total", "Requests to the bucket that failed.", standby.failures_total),
+    )
 
 
 def _columns(
@@ -323,6 +324,14 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
             if not topic.gone:
                 engine.expire_in_memory(topic)
         yield None
+    standings: dict[Topic, ArchiveStanding | None] = {}
+    for some in _batches([topic for topic in chosen if topic.archived or topic.config.archive is not None]):
+        standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in some if not topic.gone}
+        yield None
+
+    def archive(name: str) -> Callable[[Topic], float | None]:
+        return lambda topic: getattr(standings.get(topic), name, None)
+
     columns: list[ColumnOf[Topic]] = [
         ("topics_topic_head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
         ("topics_topic_earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
@@ -340,6 +349,13 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
          lambda topic: None if topic.queue is None else int(topic.config.paused)),
         ("topics_topic_queue_oldest_seconds", "Age of the oldest job per queue that is not done.",
          lambda topic: None if topic.queue is None else rough_age_ms(topic, now_ms) / 1000),
+        ("topics_topic_archive_unarchived", "Live records that the archive does not have yet.", archive("unarchived")),
+        ("topics_topic_archive_overdue", "Records past their TTL that are there only because the topic holds them.",
+         archive("overdue")),
+        ("topics_topic_archive_evicted_total",
+         "Records that a cap evicted before they were archived, though the topic holds.", archive("evicted")),
+        ("topics_topic_archived_seq", "Seq up to which an archive was reported to have everything.",
+         lambda topic: topic.archived if topic in standings else None),
     ]  # fmt: skip
     for metric in _columns("topic", chosen, columns):
         if metric is not None and others["topics_topic_left_out"] and metric.name in others:
@@ -353,42 +369,16 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
         yield None
     yield Metric("topics_topic_lost_records", "Seqs that were lost per topic and reason.", lost)
     targets = {topic.config.dead_letter for topic in engine.state.queues.values()}
-    letters: list[Sample] = [("", "topic", topic.name, 1) for topic in chosen if topic.name in targets]
-    yield Metric("topics_topic_dead_letters", "1 for a topic that a queue moves its failed jobs to.", letters)
+    letters = {topic.name: 1 for topic in chosen if topic.name in targets}
+    yield _labelled(
+        "topics_topic_dead_letters", "1 for a topic that a queue moves its failed jobs to.", "topic", letters
+    )
     left_out = others["topics_topic_left_out"]
-    yield _one("topics_topic_left_out", f'Topics that are not named here; the series "{OTHERS}" sums them.', left_out)
     truncated = "1 if there are more topics than are named here; topics_topic_left_out counts them."
-    yield _one("topics_topic_metrics_truncated", truncated, int(left_out > 0))
-
-
-def _archives(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
-    topics, most, now_ms = services.engine.topics, _max_named(services), services.runtime.clock.now_ms()
-    found: list[Topic] = []
-    for names in _pages(services.engine.state.names, prefixes, len(topics)):
-        if len(found) >= most:
-            break
-        some = map(topics.__getitem__, names)
-        found += [topic for topic in some if topic.archived or topic.config.archive is not None]
-        yield None
-    standings: dict[Topic, ArchiveStanding | None] = {}
-    for batch in _batches(found[:most]):
-        left = (topic for topic in batch if not topic.gone)
-        standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in left}
-        yield None
-
-    def part(name: str) -> Callable[[Topic], float | None]:
-        return lambda topic: getattr(standings[topic], name, None)
-
-    columns: list[ColumnOf[Topic]] = [
-        ("topics_topic_archive_unarchived", "Live records that the archive does not have yet.", part("unarchived")),
-        ("topics_topic_archive_overdue", "Records past their TTL that are there only because the topic holds them.",
-         part("overdue")),
-        ("topics_topic_archive_evicted_total",
-         "Records that a cap evicted before they were archived, though the topic holds.", part("evicted")),
-        ("topics_topic_archived_seq", "Seq up to which an archive was reported to have everything.",
-         lambda topic: topic.archived),
-    ]  # fmt: skip
-    yield from _columns("topic", list(standings), columns)
+    yield from _rows(
+        ("topics_topic_left_out", f'Topics that are not named here; the series "{OTHERS}" sums them.', left_out),
+        ("topics_topic_metrics_truncated", truncated, int(left_out > 0)),
+    )
 
 
 def _consumers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
@@ -410,10 +400,8 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric
          lambda row: row[1].age_ms / 1000),
     ]  # fmt: skip
     yield from _columns("topic consumer", lags, columns, lambda row: row[0])
-    yield _one(
-        "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
-        int(len(found) > limit),
-    )  # fmt: skip
+    more = "1 if there are more consumers than are named here."
+    yield from _rows(("topics_consumer_metrics_truncated", more, int(len(found) > limit)))
 
 
 def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
@@ -454,8 +442,13 @@ def _named(
     yield from _columns(label, seen[:most], columns)
 
 
-def _one(name: str, help: str, value: float) -> Metric:
-    return Metric(name, help, [("", "", "", value)])
+def _rows(*rows: tuple[str, str, float]) -> Iterator[Metric]:
+    """Yield a metric of one number for each name, help and value."""
+    return (Metric(name, help, [("", "", "", value)]) for name, help, value in rows)
+
+
+def _labelled(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
+    return Metric(name, help, [("", label, text, value) for text, value in values.items()])
 
 
 def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:

@@ -29,8 +29,9 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 
 class Pages:
-    def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
+    def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...], has_keys: bool = False) -> None:
         self._hosts = hosts  # names of the server besides loopback addresses; None: not known
+        self._or_keys = "" if has_keys else ", or set TOPICS_API_KEYS"
         self._any_origin = "*" in origins
         self._origins = frozenset(origin.lower() for origin in origins)
 
@@ -59,8 +60,7 @@ class Pages:
         if origin is not None and not self._any_origin and not may_call(origin.decode("latin-1"), host, self._origins):
             raise TopicsError(
                 Code.FORBIDDEN,
-                "pages of this origin may not call a server without API keys; add the origin to TOPICS_CORS_ORIGINS, "
-                "or set TOPICS_API_KEYS",
+                f"pages of this origin may not call this server; add the origin to TOPICS_CORS_ORIGINS{self._or_keys}",
                 detail={"origin": origin[:256].decode("latin-1")},
             )
 

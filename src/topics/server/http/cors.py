@@ -14,7 +14,7 @@ ALLOW_ORIGIN = b"access-control-allow-origin"
 VARY: Header = (b"vary", b"origin")
 
 
-class CorsApp:
+class CorsApp(App):
     """An application whose answers carry the fields that let pages of the allowed origins read them."""
 
     def __init__(self, app: App, origins: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from topics.errors import TopicsError
 from topics.server.http.answers import INLINE_BYTES, MIN_GZIP_BYTES, AnswerHeads, failure, gzip, log, may_compress
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import Answer, App, Deferred, Header, Response, Stream, answer_of, body_bytes
+from topics.server.http.messages import Answer, App, Deferred, Header, Response, Stream, body_bytes
 from topics.server.http.request.gunzip import Gunzip
 from topics.server.http.request.head import HeadCache, RequestHead
 from topics.server.http.request_log import RequestLog
@@ -36,7 +36,7 @@ class Service:
         # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
         self.admit = app.admit
         self.handle = app.handle
-        self.answer = answer_of(app)
+        self.answer = app.answer
         self.abandon = app.abandon
         self.limits = limits or HttpLimits()
         self.budget = budget or MemoryBudget()

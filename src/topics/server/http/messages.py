@@ -187,19 +187,10 @@ class App(Protocol):
     def handle(self, request: Request) -> Answer: ...
     def abandon(self, request: Request) -> None: ...  # frees what `admit` reserved: the request will not be handled
 
-
-def answer_of(app: App) -> Callable[[Request], Answer]:
-    """Return the fast path of the application; `admit` and `handle` in one function if it has none."""
-    fast: Callable[[Request], Answer] | None = getattr(app, "answer", None)
-    if fast is not None:
-        return fast
-    admit, handle = app.admit, app.handle
-
-    def answer(request: Request) -> Answer:
-        refused = admit(request, len(request.body))
-        return handle(request) if refused is None else refused
-
-    return answer
+    def answer(self, request: Request) -> Answer:
+        """Admit and handle a complete request. An application may have a faster way."""
+        refused = self.admit(request, len(request.body))
+        return self.handle(request) if refused is None else refused
 
 
 def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = ()) -> Response:

@@ -1,7 +1,7 @@
 """Answers to clients, made from the results and errors of the engine."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import msgspec
@@ -89,6 +89,22 @@ def json_when_done(ticket: Ticket, request: Request, make: Callable[[Any, Perfor
         return json_answer(201 if getattr(answer, "created", False) else 200, answer)
 
     return when_done(ticket, request, encode)
+
+
+def when_all_done(tickets: Collection[Ticket], then: Callable[[], None]) -> None:
+    """Call `then` once all tickets are resolved: now if there is none."""
+    waiting = len(tickets)
+
+    def done(_: Ticket) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            then()
+
+    if not tickets:
+        then()
+    for ticket in list(tickets):
+        ticket.on_done(done)
 
 
 def forward(answer: Answer, deferred: Deferred) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from topics import logs
 from topics.engine.durable.replication import ALIVE_MS, Replication
-from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
+from topics.server.loop.storage import ThreadWorker, on_thread
 from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 log = logs.Log("replica")
 
-CHECK_S = 0.1  # how often writes that wait are looked at
 LOOK_MS = 15_000  # how often the writer looks for standbys, while it knows none
-PRUNE_MS = 3_600_000
+PRUNE_MS = 3_600_000  # how often old objects are removed, at most
+PRUNES = 24  # in the time that they are kept: each one lists the sequence, which a busy writer makes long
 
 
 class ReplicaService:
@@ -47,7 +47,6 @@ class ReplicaService:
         self._looked_ms = 0
         self.on_promote: Callable[[], None] = lambda: None  # called if a standby shall take over: this server must end
         self._moved = asyncio.Event()
-        self._checking = False
         self._pruned_ms = 0
         self.replication: Replication | None = None
 
@@ -56,24 +55,15 @@ class ReplicaService:
         cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, *, address: str
     ) -> ReplicaService:
         """Check that the directory and the replica belong together, restore an empty directory, and open it."""
-        url, cancelled = settings.replica or "", False
 
-        def progress(done: int, total: int) -> None:
-            if cancelled:
-                raise RecoveryCancelled
-
-        def work() -> tuple[Bucket, start.Opened]:
-            bucket = open_bucket(url, timeout_ms=settings.replica_timeout_ms)
+        def work(progress: Callable[..., None]) -> tuple[Bucket, start.Opened]:
+            bucket = open_bucket(settings.replica or "", timeout_ms=settings.replica_timeout_ms)
             about = about_server(settings, address)
             opened = start.prepare(bucket, datadir.fs, datadir.root, about, now_ms=clock.now_ms(), progress=progress)
             datadir.open()
             return bucket, opened
 
-        try:
-            return cls(settings, clock, loop, *await asyncio.to_thread(work))
-        except asyncio.CancelledError:
-            cancelled = True  # ends the thread: the process cannot exit before it, and a restore may take long
-            raise
+        return cls(settings, clock, loop, *await on_thread(work))
 
     async def begin(self, storage: Storage, datadir: DataDir) -> None:
         """Begin a term, and wait until its first checkpoint is in the bucket.
@@ -93,7 +83,6 @@ class ReplicaService:
             takeover_after_ms=settings.takeover_after_ms,
         )  # fmt: skip
         replication.on_state = self._moved.set
-        replication.on_wait = self._check_soon
         uploader.on_checkpoint = self._prune
         number = storage.store.snapshot_number
         await asyncio.to_thread(start.claim, datadir, sequence)
@@ -156,21 +145,12 @@ class ReplicaService:
                 return reached()
         return True
 
-    def _check_soon(self) -> None:
-        if not self._checking:
-            self._checking = True
-            self._loop.call_later(CHECK_S, self._check)
-
-    def _check(self) -> None:
-        self._checking = False
-        if self.replication is not None and self.replication.check():
-            self._check_soon()
-
     # --- standbys
 
     def _tick(self) -> None:
-        """Refuse writes once a standby may have taken over, and look for standbys once in a while."""
+        """Report writes that wait for too long, refuse all if a standby may have taken over, and look for standbys."""
         assert self.replication is not None
+        self.replication.check()
         self.replication.check_reach()
         after_ms, now_ms = self._settings.takeover_after_ms, int(self._loop.time() * 1000)
         if now_ms - self._looked_ms >= (ALIVE_MS if self.replication.followers else min(LOOK_MS, after_ms)):
@@ -198,12 +178,12 @@ class ReplicaService:
 
     def _prune(self) -> None:
         now_ms = self._clock.now_ms()
-        if now_ms - self._pruned_ms < PRUNE_MS:
+        if now_ms - self._pruned_ms < max(PRUNE_MS, self._settings.replica_keep_ms // PRUNES):
             return
         self._pruned_ms = now_ms
 
         def work() -> None:
-            if (history := History.open(self._bucket, whole=True)) is not None:
+            if (history := History.open(self._bucket)) is not None:
                 upkeep.prune(history, before_ms=now_ms - self._settings.replica_keep_ms)
 
         def done(error: Exception | None) -> None:

@@ -25,7 +25,7 @@ from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.replication import about_server
 from topics.server.loop.sliced_work import Slices
-from topics.server.loop.storage import RecoveryCancelled, ThreadWorker
+from topics.server.loop.storage import ThreadWorker, on_thread
 from topics.storage.datadir import DataDir
 from topics.storage.log.background import Log, LogRefused
 from topics.storage.log.frame import Frames
@@ -90,15 +90,10 @@ class StandbyService:
         It is, if its directory is that of the last writer, or if nobody has begun the replica for so long that a
         standby would take over.
         """
-        cancelled = waits = False
-        # Two standbys that start together must not both begin: the second one would take over from the first.
-        begins_ns = self._clock.monotonic_ns() + int(self._settings.takeover_after_ms * random.uniform(2e6, 3e6))
+        waits = is_begun = False
+        begins_ns = self._begins_ns()
 
-        def progress(done: int, total: int) -> None:
-            if cancelled:
-                raise RecoveryCancelled
-
-        def work() -> Loaded | None:
+        def work(progress: Callable[..., None]) -> Loaded | None:
             loaded = start.load(self._bucket, self._dir.fs, self._dir.root, progress=progress)
             if loaded is not None:
                 self._dir.open()
@@ -108,26 +103,30 @@ class StandbyService:
         # Bound: the first checkpoint of a writer.
         while True:
             try:
-                found = await asyncio.to_thread(work)
+                found = await on_thread(work)
                 break
             except start.NothingToFollow as error:
                 may_begin = error.is_empty and not self._settings.no_takeover
                 if may_begin and self._clock.monotonic_ns() > begins_ns:
-                    found = None
-                    break
+                    if await asyncio.to_thread(start.begin_replica, self._bucket) or is_begun:
+                        found = None
+                        break
+                    # Another standby begins. If it ends before it has a term, this one begins after another wait.
+                    is_begun, begins_ns = True, self._begins_ns()
                 if not waits:
                     log.info("waiting_for_writer", reason=str(error))
                 waits = True
                 await asyncio.sleep(RETRY_S)
-            except asyncio.CancelledError:
-                cancelled = True  # ends the thread: the process cannot exit before it, and a restore may take long
-                raise
         if found is None:
             await self._end_threads()
             return False
         self._loaded = found
         log.info("loaded", object=found.last.number, term=found.term, topics=len(self._state.by_id))
         return True
+
+    def _begins_ns(self) -> int:
+        """Return when to begin a replica that stays empty. Two standbys that start together wait differently long."""
+        return self._clock.monotonic_ns() + int(self._settings.takeover_after_ms * random.uniform(2e6, 3e6))
 
     def begin(self, engine: Engine, slices: Slices) -> None:
         """Follow the sequence with this engine."""

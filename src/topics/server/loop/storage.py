@@ -8,12 +8,14 @@ import time
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from threading import Thread
+from typing import TypeVar
 
 from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.delays import GATHER_TURNS
 from topics.engine.durable.deferred_replay import Backlog
+from topics.engine.durable.recovery import Recovered
 from topics.engine.durable.store import Store
 from topics.engine.engine import Engine
 from topics.engine.state.topics import State
@@ -28,6 +30,7 @@ from topics.storage.log.wal import Wal
 log = logs.Log("storage")
 
 Done = Callable[[Exception | None], None]
+T = TypeVar("T")
 
 # A thread that returns from a sync waits at most this long for the interpreter. With the default of 5 ms, a sync that
 # takes 0.1 ms would be answered after 5 ms whenever the loop is busy.
@@ -49,8 +52,26 @@ CHECKED_FOR_NS = 3_600_000_000_000
 OVERDUE = 1.25  # times `checkpoint_wal_bytes`, from which on a checkpoint does not wait for a file
 
 
-class RecoveryCancelled(Exception):
-    """The server stops while its log is replayed: raised to end the thread that replays."""
+class _Cancelled(Exception):
+    """The server stops while its data is restored or replayed: raised to end the thread that does it."""
+
+
+async def on_thread(work: Callable[[Callable[..., None]], T]) -> T:
+    """Run a long part of a start on a thread, which calls the argument of `work` now and then.
+
+    That ends the thread if this is cancelled: the process cannot exit before it.
+    """
+    cancelled = False
+
+    def progress(*_: object) -> None:
+        if cancelled:
+            raise _Cancelled
+
+    try:
+        return await asyncio.to_thread(work, progress)
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
 
 
 class ThreadWorker:
@@ -159,21 +180,16 @@ class Storage:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         storage = cls(settings, clock, loop, datadir, state)
 
-        cancelled = False
+        def work(progress: Callable[..., None]) -> Recovered:
+            def note(share: float) -> None:
+                on_progress(share)
+                progress()
 
-        def progress(share: float) -> None:
-            on_progress(share)
-            if cancelled:
-                raise RecoveryCancelled
+            # The first checkpoint of a replica has everything.
+            return storage.store.recover(note, defer_memory=settings.replica is None)
 
         began = clock.monotonic_ns()
-        try:
-            # The first checkpoint of a replica has everything.
-            defers = settings.replica is None
-            found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=defers)
-        except asyncio.CancelledError:
-            cancelled = True  # ends the thread: the process cannot exit before it, and a replay may take long
-            raise
+        found = await on_thread(work)
         if settings.replica is not None and not found.unchanged and storage.store.snapshot_number != found.next_number:
             reason = storage.store.retries.reason
             raise DataDirError(f"the snapshot that a replica begins with could not be written: {reason}")

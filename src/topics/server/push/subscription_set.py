@@ -22,6 +22,7 @@ from topics.model import watch
 from topics.model.watch import TopicOptions, View, ViewOptions, WatchedTopic
 from topics.server.access.caller import Caller
 from topics.server.limits.budget import SESSIONS, MemoryBudget
+from topics.server.loop.answer import when_all_done
 from topics.server.loop.runtime import Runtime
 from topics.server.push import cursors
 from topics.server.push.rendering import Event, RenderedFrame, deleted_data
@@ -325,25 +326,15 @@ def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topic
         name: engine.consumers.open(name, options.consumer or "", commit=options.commit, epoch=options.epoch)
         for name, options in consumed.items()
     }
-    opened, waiting = Ticket(), len(tickets)
+    opened = Ticket()
 
-    def done(_: Ticket) -> None:
-        nonlocal waiting
-        waiting -= 1
-        if waiting <= 0:
-            error = next((ticket.error for ticket in tickets.values() if ticket.error is not None), None)
-            found = (
-                {}
-                if error
-                else {
-                    name: structs.replace(options, from_seq=tickets[name].result.seq, commit=False, epoch=None)
-                    for name, options in consumed.items()
-                }
-            )
-            opened.resolve(topics | found, error)
+    def done() -> None:
+        error = next((ticket.error for ticket in tickets.values() if ticket.error is not None), None)
+        found = {} if error else {
+            name: structs.replace(options, from_seq=tickets[name].result.seq, commit=False, epoch=None)
+            for name, options in consumed.items()
+        }  # fmt: skip
+        opened.resolve(topics | found, error)
 
-    if not tickets:
-        done(opened)
-    for ticket in list(tickets.values()):
-        ticket.on_done(done)
+    when_all_done(tickets.values(), done)
     return opened

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from topics.storage.replica.objects import ReplicaError
@@ -27,25 +27,6 @@ class Listed(NamedTuple):
     name: str
     size_bytes: int
     at_ms: int  # when it was written, by the clock of the bucket
-
-
-class Bucket(Protocol):
-    """A flat set of objects. Every call may raise `BucketError`: what it did is unknown then."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write an object unless there is one of this name. Return whether it was written."""
-
-    def put(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write an object, and replace one of this name."""
-
-    def get(self, name: str) -> bytes | None:
-        """Return the bytes of an object; None if there is none."""
-
-    def ls(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """Return the objects whose names begin with `prefix`, in any order; only those behind `after`, if given."""
-
-    def delete(self, names: list[str]) -> None:
-        """Remove objects. A missing one is no error."""
 
 
 def open_bucket(url: str, *, timeout_ms: int = 10_000) -> Bucket:
@@ -69,11 +50,14 @@ def open_bucket(url: str, *, timeout_ms: int = 10_000) -> Bucket:
         store = from_url(url, **options)
     except Exception as error:
         raise _failure(url, error) from error
-    return ObjectStore(url, store, parts.path if parts.scheme == "file" else None)
+    return Bucket(url, store, parts.path if parts.scheme == "file" else None)
 
 
-class ObjectStore:
-    """A bucket that `obstore` reaches. Objects of a directory are synced, so that they survive a power loss."""
+class Bucket:
+    """A flat set of objects. Those of a directory are synced, so that they survive a power loss.
+
+    Every call may raise `BucketError`: what it did is unknown then.
+    """
 
     def __init__(self, url: str, store: Any, folder: str | None) -> None:
         import obstore
@@ -86,6 +70,7 @@ class ObjectStore:
         self._folder = folder
 
     def create(self, name: str, data: bytes) -> bool:
+        """Write an object unless there is one of this name. Return whether it was written."""
         try:
             self._obs.put(self._store, name, data, mode="create", use_multipart=False)
         except self._exists:
@@ -96,6 +81,7 @@ class ObjectStore:
         return True
 
     def put(self, name: str, parts: Iterable[bytes]) -> None:
+        """Write an object, and replace one of this name."""
         try:
             self._obs.put(self._store, name, iter(parts), use_multipart=True)
         except OSError as error:
@@ -107,6 +93,7 @@ class ObjectStore:
         self._sync(name)
 
     def get(self, name: str) -> bytes | None:
+        """Return the bytes of an object; None if there is none."""
         try:
             return bytes(self._obs.get(self._store, name).bytes())
         except FileNotFoundError:
@@ -115,6 +102,7 @@ class ObjectStore:
             raise _failure(self.url, error) from error
 
     def ls(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Return the objects whose names begin with `prefix`, in any order; only those behind `after`, if given."""
         try:
             for page in self._obs.list(self._store, prefix.rstrip("/"), offset=after or None, chunk_size=1000):
                 for one in page:
@@ -123,6 +111,7 @@ class ObjectStore:
             raise _failure(self.url, error) from error
 
     def delete(self, names: list[str]) -> None:
+        """Remove objects. A missing one is no error."""
         for at in range(0, len(names), 1000):
             try:
                 self._obs.delete(self._store, names[at : at + 1000])

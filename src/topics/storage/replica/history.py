@@ -8,7 +8,7 @@ import msgspec
 
 from topics.storage.replica import objects
 from topics.storage.replica.bucket import Bucket, Listed
-from topics.storage.replica.objects import LATEST, LOG, REPLICA, Checkpoint, Damaged, Head, Object
+from topics.storage.replica.objects import LATEST, LOG, REPLICA, Checkpoint, Damaged, FileRef, Head, Object
 from topics.storage.replica.sequence import End
 
 
@@ -77,6 +77,15 @@ class History:
             raise Damaged(f"{objects.log_name(number)} is missing")
         return self.decode(data, number)
 
+    def file(self, ref: FileRef) -> bytes:
+        """Return a file of a checkpoint. Raise `Damaged` if it is missing or damaged."""
+        data = self.bucket.get(ref.name)
+        if data is None:
+            raise Damaged(f"{ref.name} is missing")
+        if len(data) != ref.size_bytes or objects.sum64(data) != ref.sum:
+            raise Damaged(f"{ref.name} is damaged")
+        return data
+
     def decode(self, data: bytes, number: int) -> Object:
         """Return an object out of its bytes. Raise `Damaged` if they are not those of this object."""
         found = objects.decode(data, number)
@@ -85,17 +94,24 @@ class History:
         return found
 
     def at_time(self, at_ms: int) -> int:
-        """Return the number of the last object that was written until then. Raise `Damaged` if there is none."""
-        low, high = self.first_number - 1, self.last_number
+        """Return the number of the last object that was written until then. Raise `Damaged` if there is none.
+
+        Reads one object for each halving of all numbers: the oldest objects are removed, and need not be listed.
+        """
+        low, high, found = 0, self.last_number, False
         # Bound: halves the range each time.
         while low < high:
             middle = (low + high + 1) // 2
-            if self.read(middle).head.at_ms <= at_ms:
+            data = self.bucket.get(objects.log_name(middle))
+            if data is None:
                 low = middle
+            elif self.decode(data, middle).head.at_ms <= at_ms:
+                low, found = middle, True
             else:
                 high = middle - 1
-        if low < self.first_number:
-            raise Damaged("the replica has no object from that time or before; choose a later time")
+        if not found:
+            next_step = "choose a later time, `topics replica status` shows the oldest"
+            raise Damaged(f"the replica has no object from that time or before; {next_step}")
         return low
 
     def state(self, number: int) -> State:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from topics.storage import snapshot as snap
 from topics.storage.data_layout import TEMP_SUFFIX
 from topics.storage.datadir import DataDir
-from topics.storage.fs import Fs, read_whole
+from topics.storage.fs import Fs
 from topics.storage.log import ledger, log_files
 from topics.storage.log.log_files import LogFile
 from topics.storage.replica import objects
@@ -114,11 +114,11 @@ class _Restore:
 
     def _fetch(self, ref: FileRef) -> bytes:
         """Write a file of the checkpoint. Return the bytes of the snapshot, which is written last."""
-        data = self._history.bucket.get(ref.name)
-        whole = data is not None and len(data) == ref.size_bytes and objects.sum64(data) == ref.sum
-        if data is None or not whole:
-            what = f"{ref.name} is {'missing' if data is None else 'damaged'}"
-            raise Damaged(f"{what}: the file {ref.path} of checkpoint {self._state.number}; {self._way_out()}")
+        try:
+            data = self._history.file(ref)
+        except Damaged as error:
+            what = f"{error}: the file {ref.path} of checkpoint {self._state.number}"
+            raise Damaged(f"{what}; {self._way_out()}") from error
         if ref.path.endswith(".snap"):
             return data
         self._write(ref.path, data)
@@ -155,16 +155,19 @@ class _Restore:
                     file.close()
                 ends[number] = at + len(data)
                 done.bytes += len(data)
-        for number in ends:
-            file = datadir.fs.open(datadir.wal_path(number), write=True)
-            file.sync()
-            file.close()
+        files = list(self._pool.map(self._synced, sorted(ends)))
         datadir.fs.sync_dir(datadir.wal_dir)
-        return [
-            log_files.decode(number, path, read_whole(datadir.fs, path), [])
-            for number in sorted(ends)
-            for path in (datadir.wal_path(number),)
-        ]
+        return files
+
+    def _synced(self, number: int) -> LogFile:
+        """Return a log file, once its bytes are durable."""
+        path = self._dir.wal_path(number)
+        file = self._dir.fs.open(path, write=True)
+        try:
+            file.sync()
+            return log_files.decode(number, path, file.pread(file.size(), 0), [])
+        finally:
+            file.close()
 
     def _write_ledger(self, files: list[LogFile]) -> None:
         since = self._state.checkpoint.snapshot

@@ -87,12 +87,16 @@ def prepare(
     if not is_vacant(fs, path):
         _check(fs, path, read_owner(fs, path), history, end, url)
     if history is None:
-        bucket.create(REPLICA, objects.encode_identity(secrets.token_hex(8)))
-        history = History.open(bucket)
-        if history is None or history.log:
+        if not begin_replica(bucket) or (history := History.open(bucket)) is None or history.log:
             raise NotOurs(f"{url} is being used by another server; choose another prefix, or start again")
     known = history.state(end.number).checkpoint.files if end.base else []
     return Opened(_sequence(server, history.replica_id, instance, end), known, is_new=not end.base)
+
+
+def begin_replica(bucket: Bucket) -> bool:
+    """Let this server begin the replica in an empty bucket. Return False if another one does."""
+    identity = objects.encode_identity(secrets.token_hex(8))
+    return bucket.create(REPLICA, identity) or bucket.get(REPLICA) == identity
 
 
 def _sequence(server: Server, replica_id: str, instance: str, end: End) -> Sequence:
@@ -160,7 +164,7 @@ class Loaded(Struct):
 
 
 class NothingToFollow(ReplicaError):
-    """The replica has no checkpoint yet. If it `is_empty`, no writer has begun it."""
+    """The replica has no checkpoint yet. If it `is_empty`, it has no object of the sequence either."""
 
     is_empty = False
 
@@ -174,7 +178,7 @@ def load(bucket: Bucket, fs: Fs, path: str, *, progress: Progress = lambda done,
     end = End() if history is None else history.end()
     if history is None or not end.base:
         nothing = NothingToFollow("the replica has no checkpoint yet; start its writer")
-        nothing.is_empty = history is None
+        nothing.is_empty = not end.number
         raise nothing
     if not is_vacant(fs, path):
         owner = read_owner(fs, path)

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Struct
 
 from topics.storage.replica import objects
-from topics.storage.replica.bucket import Bucket
+from topics.storage.replica.bucket import Bucket, Listed
 from topics.storage.replica.history import History
-from topics.storage.replica.objects import FILES, STANDBYS, Announced, Damaged, Head
+from topics.storage.replica.objects import FILES, LOG, STANDBYS, Announced, Damaged, Head
 
 SLACK_MS = 600_000  # clocks of a bucket differ from each other by less
 HOUR_MS = 3_600_000
@@ -21,7 +21,7 @@ class Pruned(Struct, kw_only=True):
     objects: int = 0
     files: int = 0
     bytes: int = 0
-    oldest_ms: int = 0  # the oldest moment that can be restored from now on
+    oldest_ms: int = 0  # the oldest moment that can be restored from now on; 0 if nothing was old enough to remove
 
 
 class Status(Struct, kw_only=True):
@@ -41,6 +41,8 @@ class Status(Struct, kw_only=True):
     objects_last_hour: int = 0
     oldest_ms: int = 0
     standbys: list[Announced] = []
+    lag_ms: int | None = None  # of the replica, as the writer reports it; None if it does not answer
+    failures: list[str] = []  # what the writer reports, or why it does not answer
 
 
 class Verified(Struct, kw_only=True):
@@ -66,16 +68,19 @@ def prune(history: History, *, before_ms: int) -> Pruned:
     try:
         state = history.state(history.at_time(before_ms))
     except Damaged:
-        return Pruned(oldest_ms=oldest_ms(history))  # everything is newer
+        return Pruned()  # everything is newer
     first = min(state.number, state.checkpoint.since)
-    old = [one for number, one in history.log.items() if number < first]
+    old, limit_ms = list[Listed](), 0
+    for one in history.bucket.ls(LOG):  # a busy replica has hundreds of thousands: only the old ones are kept here
+        number = objects.number_of(one.name)
+        if number is not None and number < first:
+            old.append(one)
+        elif number == state.number:
+            limit_ms = one.at_ms - SLACK_MS
     kept = {ref.name for ref in state.checkpoint.files}
-    limit_ms = history.log[state.number].at_ms - SLACK_MS
     files = [one for one in history.bucket.ls(FILES) if one.name not in kept and one.at_ms < limit_ms]
     silent = [one.name for one in history.bucket.ls(STANDBYS) if one.at_ms < limit_ms]
     history.bucket.delete([*(one.name for one in (*sorted(old), *files)), *silent])
-    for number in [number for number in history.log if number < first]:
-        del history.log[number]
     size = sum(one.size_bytes for one in (*old, *files))
     return Pruned(objects=len(old), files=len(files), bytes=size, oldest_ms=state.head.at_ms)
 
@@ -141,7 +146,11 @@ def verify(history: History, *, progress: Callable[[int, int], None] = lambda do
             before = one.head
             for ref in one.checkpoint.files if one.head.kind == "checkpoint" else ():
                 if ref.name not in checked:
-                    checked[ref.name] = _problem(history, ref)
+                    checked[ref.name] = ""
+                    try:
+                        history.file(ref)
+                    except Damaged as error:
+                        checked[ref.name] = str(error)
                     found.files += 1
                     found.bytes += ref.size_bytes
                 if checked[ref.name]:
@@ -152,12 +161,3 @@ def verify(history: History, *, progress: Callable[[int, int], None] = lambda do
             found.restorable_to = number
         found.problems += problems
     return found
-
-
-def _problem(history: History, ref: objects.FileRef) -> str:
-    data = history.bucket.get(ref.name)
-    if data is None:
-        return f"{ref.name} is missing"
-    if len(data) != ref.size_bytes or objects.sum64(data) != ref.sum:
-        return f"{ref.name} is damaged"
-    return ""

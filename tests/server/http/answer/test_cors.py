@@ -1,12 +1,12 @@
 """CORS fields of answers, with an application that accepts every request."""
 
 from topics.server.http.cors import CorsApp
-from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
+from topics.server.http.messages import Answer, App, Deferred, Request, Response, Stream
 
 PAGE = b"https://app.example"
 
 
-class Plain:
+class Plain(App):
     """Answers by path; refuses what is called /refused."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred
 from topics.server.http.request import query_string
-from topics.server.loop.answer import json_answer, json_when_done, performance
+from topics.server.loop.answer import json_answer, json_when_done, performance, when_all_done
 
 COMMITS_PER_STEP = 100
 
@@ -65,23 +65,16 @@ def commit_consumers(services: Services, call: Call) -> Steps[Answer]:
             elif batch is not None:
                 moved[batch] = [one]
                 tickets[batch] = batch.follow(None)
-    deferred, waiting = Deferred(), len(tickets)
+    deferred = Deferred()
 
-    def done(_: Ticket) -> None:
-        nonlocal waiting
-        waiting -= 1
-        if waiting > 0:
-            return
+    def done() -> None:
         for batch, ticket in tickets.items():
             if ticket.error is not None:
                 refused.extend(_refused(one, ticket.error) for one in moved[batch])
         answer = model.CommitAnswer(len(commits) - len(refused), refused, performance(call.request))
         deferred.resolve(json_answer(200, answer))
 
-    if not tickets:
-        done(Ticket())
-    for ticket in tickets.values():
-        ticket.on_done(done)
+    when_all_done(tickets.values(), done)
     return deferred
 
 

@@ -62,6 +62,8 @@ def get_ready(services: Services, call: Call) -> Answer:
     answer = Ready("ready", True, len(services.engine.topics), performance(call.request), warnings)
     if standby is not None:
         answer.follows, answer.replica_lag_ms = standby.following.writer.address, standby.lag_ms
+    elif replication is not None:
+        answer.replica_lag_ms = replication.lag_ms
     return json_answer(200, answer)
 
 
@@ -75,15 +77,15 @@ def get_metrics(services: Services, call: Call) -> Answer:
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
-    rows = metrics.collect_while_recovering(startup)
-    if _wants_json(call):
-        return Response(200, run_all(metrics.as_json(rows, call.request)))
-    return Response(200, run_all(metrics.as_text(rows)), PROMETHEUS)
+    return run_all(_shown(metrics.collect_while_recovering(startup), call.request if _wants_json(call) else None))
 
 
 def _measure(services: Services, prefixes: tuple[str, ...], request: Request | None) -> Steps[Response]:
+    return (yield from _shown((yield from metrics.collect(services, prefixes)), request))
+
+
+def _shown(rows: list[metrics.Metric], request: Request | None) -> Steps[Response]:
     """Return the metrics as JSON, with the time that `request` took, or as text."""
-    rows = yield from metrics.collect(services, prefixes)
     if request is not None:
         return Response(200, (yield from metrics.as_json(rows, request)))
     return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)

@@ -1,4 +1,4 @@
-"""Lists of routers and schedules: a page by name, in steps."""
+"""Lists of topics, routers and schedules: a page by name, in steps."""
 
 from collections.abc import Callable
 from itertools import islice

@@ -12,14 +12,13 @@ from topics.engine.write import archived
 from topics.model import wire
 from topics.model.topic import warnings_of
 from topics.model.wire import Performance, check_u64
+from topics.server.api.handlers.paging import page_answer
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, json_when_done, performance
-
-TOPICS_PER_STEP = 100  # of a list; one takes about 4 µs
 
 
 def put_topic(services: Services, call: Call) -> Answer:
@@ -72,27 +71,18 @@ def _queue_counts(topic: Topic) -> wire.QueueCounts | None:
 @in_slices(Cause.LIST)
 def list_topics(services: Services, call: Call) -> Steps[Answer]:
     """Return a page of topics, in slices: right after a start, records of many topics may have to be replayed."""
-    yield from services.engine.replay_in_steps()
-    found = query_string.parse(call.request.query)
+    engine, found = services.engine, query_string.parse(call.request.query)
+    yield from engine.replay_in_steps()
     touch = query_string.flag(found, "touch", default=False)
     details = query_string.flag(found, "details", default=False)
-    after, left, more = query_string.cursor_after(found), query_string.page_size(found), True
-    summaries: list[wire.TopicSummary] = []
-    # Bound: each round takes a step's share of the page, or is the last one.
-    while left > 0 and more:
-        page, more = services.engine.expire_and_list(
-            prefix=found.get("prefix", ""),
-            after=after,
-            limit=min(left, TOPICS_PER_STEP),
-            prefixes=call.caller.prefixes,
-            touch=touch,
-        )
-        summaries += [_summary(services, topic, details=details) for topic in page]
-        left -= len(page)
-        after = page[-1].name if page else after
-        yield None
-    next_cursor = query_string.cursor(after) if more else None
-    return json_answer(200, wire.TopicList(summaries, performance(call.request), next_cursor))
+
+    def summary(topic: Topic) -> wire.TopicSummary:
+        now_ms = engine.expire(topic)
+        if touch:
+            topic.last_read_ts = now_ms
+        return _summary(services, topic, details=details)
+
+    return (yield from page_answer(call, engine.state.names, engine.topics.get, summary, wire.TopicList))
 
 
 def _summary(services: Services, topic: Topic, *, details: bool) -> wire.TopicSummary:

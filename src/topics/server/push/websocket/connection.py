@@ -13,11 +13,10 @@ from wsproto import events
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.frame_protocol import CloseReason
 
-from topics.config import Settings
 from topics.errors import Code, TopicsError, invalid
 from topics.model.watch import DEFAULT_HEARTBEAT_MS, RequestId
 from topics.server.access.caller import Caller, Release
-from topics.server.http.browser_origin import may_call
+from topics.server.http.browser_origin import Pages
 from topics.server.http.messages import Request, Response, Upgrade
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import LiveConnection
@@ -174,7 +173,8 @@ def accept(
 ) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
-    _check_origin(services.runtime.settings, request)
+    # Browsers let any page open a WebSocket anywhere. Of a server with keys, no other request is checked for that.
+    Pages(hosts=None, origins=services.runtime.settings.cors_origins, has_keys=True).check(request.headers)
     token = b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
     head = Response(101, headers=((b"upgrade", b"websocket"), (b"sec-websocket-accept", token)))
     return WebSocket(services, head, caller, release=open_stream(caller))
@@ -198,21 +198,3 @@ def _check_handshake(request: Request) -> bytes:
     except (binascii.Error, ValueError):
         raise invalid("Sec-WebSocket-Key must be 16 bytes in base64", field="Sec-WebSocket-Key") from None
     return key
-
-
-def _check_origin(settings: Settings, request: Request) -> None:
-    """Raise `forbidden` unless the page comes from this server or from an allowed origin.
-
-    Browsers let any page open a WebSocket anywhere: without this check a page on the internet could use the server on
-    its reader's own machine. Programs send no `Origin`.
-    """
-    origin = request.headers.get(b"origin", b"").decode("latin-1")
-    if not origin or "*" in settings.cors_origins:
-        return
-    allowed = frozenset(one.lower() for one in settings.cors_origins)
-    if not may_call(origin, request.headers.get(b"host"), allowed):
-        raise TopicsError(
-            Code.FORBIDDEN,
-            "pages of this origin may not connect; add the origin to TOPICS_CORS_ORIGINS to allow it",
-            detail={"origin": origin[:256]},
-        )
