@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from topics.lake import Change, File, Lake, write_files
+from topics.lake import Change, Lake, write_files
 from topics.lake.erasure import LakeErasure
 from topics.lake.rewrite import Erasure, here
 from topics.model.records import TagMatch
@@ -32,15 +32,12 @@ class Measured:
     def __init__(self) -> None:
         self.tasks_s, self.tasks = 0.0, 0
 
-    def __call__(self, files: list[File]) -> Any:
-        def run(items: list[Any], task: Any, **more: Any) -> list[Any]:
-            began = time.process_time()
-            found = here(files)(items, task, **more)
-            self.tasks_s += time.process_time() - began
-            self.tasks += len(items)
-            return found
-
-        return run
+    def __call__(self, items: list[Any], task: Any, **more: Any) -> list[Any]:
+        began = time.process_time()
+        found = here(items, task, **more)
+        self.tasks_s += time.process_time() - began
+        self.tasks += len(items)
+        return found
 
 
 def fill(lake: Lake, files: int, rows: int) -> None:

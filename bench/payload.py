@@ -24,9 +24,15 @@ def post(path: str, body: bytes) -> bytes:
     return (head % (path, len(body))).encode() + body
 
 
-def appends(topic: str, total: int, *, per_request: int) -> Iterator[bytes]:
-    """Yield requests that append exactly `total` equal records."""
+def appends(topic: str, total: int, *, per_request: int, keys: int = 0) -> Iterator[bytes]:
+    """Yield requests that append exactly `total` equal records; with `keys`, these have so many keys in turn."""
     path = f"/v0/topics/{topic}?return_seqs=false"
+    if keys:
+        for start in range(0, total, per_request):
+            numbers = range(start, min(start + per_request, total))
+            rows = [b'{"data":%b,"tag":"%b","key":"k-%d"}' % (DATA, TAG, number % keys) for number in numbers]
+            yield post(path, b'{"records":[%b]}' % b",".join(rows))
+        return
     full = post(path, batch(per_request))
     for _ in range(total // per_request):
         yield full

@@ -29,7 +29,7 @@ ROWS: tuple[Row, ...] = (
     *read.ROWS,
     *live.ROWS,
     *room.ROWS,
-    queue.ROW,
+    *queue.ROWS,
     recovery.ROW,
     replica.ROW,
     memory.ROW,

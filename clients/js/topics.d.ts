@@ -180,6 +180,10 @@ export class Gap {
     missed: number | undefined;
 }
 /**
+ * How far the worker of a job has come: a share from 0 to 1.
+ * @typedef {{share: number, text?: string}} Progress
+ */
+/**
  * Why one delivery of a job failed. Only the last reason of a job has an `error`.
  * @typedef {{at: number, node: string, delivery: number, reason: string, error?: {type?: string, message?: string, stack?: string}}} Reason
  */
@@ -231,6 +235,14 @@ export class Job extends TopicRecord {
     extend(leaseMs: number, options?: {
         retries?: number;
     }): Promise<boolean>;
+    /**
+     * Report how far the job is, from 0 to 1: the console and `listJobs` show it. Return false if the lease had ended. The
+     * lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does not fail
+     * because a busy server, or none, answers it.
+     * @param {number} share
+     * @param {string} [text]
+     */
+    progress(share: number, text?: string): Promise<boolean>;
     #private;
 }
 /**
@@ -496,7 +508,9 @@ export class ServerCursor {
  * @property {number} [deliver_at]
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
+ * @property {boolean} [blocked] whether it waits for an earlier job of its key
  * @property {number} [deadline]
+ * @property {Progress} [progress] how far the worker has come
  * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
  * @property {string} [$key]
@@ -894,16 +908,17 @@ export class Topics {
         dead_lettered?: number;
     }>;
     /**
-     * Hold jobs for `leaseMs` from now.
+     * Hold jobs for `leaseMs` from now, or report the progress of their worker, or both.
      * @param {string} queue
-     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
+     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs?: number, progress?: Progress} & CallOptions} held
      * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>, cancelled?: number[]}>}
      */
     extend(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
-        leaseMs: number;
+        leaseMs?: number;
+        progress?: Progress;
     } & CallOptions): Promise<{
         extended: number;
         skipped: number[];
@@ -1109,6 +1124,13 @@ export class Topics {
      */
     runSchedule(schedule: string): Promise<number>;
     /**
+     * Let a schedule have no ticks, or with `false` have them again. Missed ticks are not caught up.
+     * @param {string} schedule
+     * @param {boolean} [paused]
+     * @returns {Promise<ScheduleState>}
+     */
+    pauseSchedule(schedule: string, paused?: boolean): Promise<ScheduleState>;
+    /**
      * Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
      * @param {string} schedule
      * @param {{cron?: string, everyMs?: number, timezone?: string, startsAt?: number|null, endsAt?: number|null, after?: number}} [timing]
@@ -1260,6 +1282,13 @@ export class Socket {
     [Symbol.asyncIterator](): AsyncGenerator<TopicRecord | Gap, void>;
     #private;
 }
+/**
+ * How far the worker of a job has come: a share from 0 to 1.
+ */
+export type Progress = {
+    share: number;
+    text?: string;
+};
 /**
  * Why one delivery of a job failed. Only the last reason of a job has an `error`.
  */
@@ -1619,7 +1648,15 @@ export type ListedJob = {
      */
     node?: string | undefined;
     lease_id?: string | undefined;
+    /**
+     * whether it waits for an earlier job of its key
+     */
+    blocked?: boolean | undefined;
     deadline?: number | undefined;
+    /**
+     * how far the worker has come
+     */
+    progress?: Progress | undefined;
     /**
      * why earlier deliveries failed
      */

@@ -229,6 +229,11 @@ export class Gap {
 }
 
 /**
+ * How far the worker of a job has come: a share from 0 to 1.
+ * @typedef {{share: number, text?: string}} Progress
+ */
+
+/**
  * Why one delivery of a job failed. Only the last reason of a job has an `error`.
  * @typedef {{at: number, node: string, delivery: number, reason: string, error?: {type?: string, message?: string, stack?: string}}} Reason
  */
@@ -297,8 +302,28 @@ export class Job extends TopicRecord {
    * @param {{retries?: number}} [options]
    */
   async extend(leaseMs, options = {}) {
-    const { retries } = checked("job.extend", options)
-    const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs, retries })
+    return this.#extend({ leaseMs, ...checked("job.extend", options) })
+  }
+
+  /**
+   * Report how far the job is, from 0 to 1: the console and `listJobs` show it. Return false if the lease had ended. The
+   * lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does not fail
+   * because a busy server, or none, answers it.
+   * @param {number} share
+   * @param {string} [text]
+   */
+  async progress(share, text) {
+    try {
+      return await this.#extend({ progress: { share, text }, retries: 0 })
+    } catch (error) {
+      if (!(error instanceof TopicsError && error.retryable)) throw error
+      return true
+    }
+  }
+
+  /** @param {{leaseMs?: number, progress?: Progress, retries?: number}} held */
+  async #extend(held) {
+    const answer = await this.#topics.extend(this.topic, { ...this.#held(), ...held })
     if (answer.extended === 1) this.deadline = answer.deadlines[this.seq]
     this.isCancelled ||= answer.cancelled?.includes(this.seq) ?? false
     return answer.extended === 1
@@ -667,7 +692,7 @@ const OPTIONS = {
   claim: ["node", "max", "leaseMs", "waitMs", ...CALL],
   ack: HELD,
   nack: ["delayMs", "retry", "reason", "error", ...HELD],
-  extend: ["leaseMs", ...HELD],
+  extend: ["leaseMs", "progress", ...HELD],
   listJobs: ["state"],
   redrive: ["match", "seqs", "fromSeq", "limit", "dryRun", "deadLetter"],
   jobs: LOOP,
@@ -1009,7 +1034,9 @@ function finite(key, value) {
  * @property {number} [deliver_at]
  * @property {string} [node] the worker that holds it
  * @property {string} [lease_id]
+ * @property {boolean} [blocked] whether it waits for an earlier job of its key
  * @property {number} [deadline]
+ * @property {Progress} [progress] how far the worker has come
  * @property {Reason[]} [reasons] why earlier deliveries failed
  * @property {string} [$tag]
  * @property {string} [$key]
@@ -1732,9 +1759,9 @@ export class Topics {
   }
 
   /**
-   * Hold jobs for `leaseMs` from now.
+   * Hold jobs for `leaseMs` from now, or report the progress of their worker, or both.
    * @param {string} queue
-   * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number} & CallOptions} held
+   * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs?: number, progress?: Progress} & CallOptions} held
    * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>, cancelled?: number[]}>}
    */
   async extend(queue, held) {
@@ -1959,6 +1986,16 @@ export class Topics {
    */
   async runSchedule(schedule) {
     return (await this.#call("POST", `/v0/schedules/${encodeURIComponent(schedule)}/run`)).seq
+  }
+
+  /**
+   * Let a schedule have no ticks, or with `false` have them again. Missed ticks are not caught up.
+   * @param {string} schedule
+   * @param {boolean} [paused]
+   * @returns {Promise<ScheduleState>}
+   */
+  async pauseSchedule(schedule, paused = true) {
+    return this.#call("POST", `/v0/schedules/${encodeURIComponent(schedule)}/pause`, { body: { paused } })
   }
 
   /**

@@ -54,6 +54,8 @@ ROWS: dict[str, Row] = {
     "schedule get": Row("nightly", "orders"),
     "schedule rm": Row("old-WAY --yes", "removed old-WAY"),
     "schedule run": Row("nightly", "seq"),
+    "schedule pause": Row("paused-WAY", "is paused"),
+    "schedule resume": Row("paused-WAY", "is not paused; next tick"),
     "schedule preview": Row("nightly --after 2026-01-01T00:00:00Z", "2026-01-01T02:30:00+01:00"),
     "router ls": Row("", "audit"),
     "router create": Row("made-WAY --from orders --to copies-WAY", "created made-WAY"),
@@ -146,6 +148,7 @@ def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
         append(f"work-{way}", 1)
         send("PUT", f"topics/idle-{way}", {"type": "queue"})
         send("PUT", f"schedules/old-{way}", nightly)
+        send("PUT", f"schedules/paused-{way}", nightly)
         send("PUT", f"routers/old-{way}", {"source": "orders", "dest": f"copies-{way}"})
         send("PUT", f"topics/orders/consumers/old-{way}", {"seq": 1})
         cli.pipe("context", "add", f"old-{way}", "--url", server.url)

@@ -242,7 +242,7 @@ def test_interruption_is_reported_with_its_own_status(capsys: pytest.CaptureFixt
 
 
 @lines(
-    "audit --url URL --lake DIR/nope --dry-run",
+    "audit --url URL --lake DIR/nope",
     "replay --url URL --lake DIR/nope --topic t --into t2 --dry-run",
 )
 def test_missing_lake_fails_before_spark_starts(run: Any, line: str) -> None:
@@ -259,7 +259,7 @@ def test_topic_missing_in_lake_is_reported_with_existing_topics(
     ended = run("replay --url URL --lake DIR/lake --topic shop.oders --into t2 --dry-run")
     assert check(ended, status=2, kind="usage") == f"topic shop.oders does not exist in {tmp_path}/lake"
     assert ended.report["next"] == "check the name; there is shop.orders"
-    missing = run("audit --url URL --lake DIR/lake --topic nope --dry-run")
+    missing = run("audit --url URL --lake DIR/lake --topic nope")
     check(missing, status=2, kind="usage")
     assert "shop.prices" in missing.report["next"]
     assert "starting Spark" not in ended.err + missing.err

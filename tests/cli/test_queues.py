@@ -39,7 +39,7 @@ def test_claimed_jobs_are_finished_returned_and_extended(cli: Cli, api: Api) -> 
     assert "in flight" in cli.tty("queue", "peek", "mail").out
     [row] = rows(cli.pipe("queue", "ls", "mail"))
     assert (row["ready"], row["in_flight"], row["delayed"]) == (1, 1, 1)
-    assert cli.tty("queue", "ls", "mail").lines[1].split()[:4] == ["mail", "1", "1", "1"]
+    assert cli.tty("queue", "ls", "mail").lines[1].split()[:5] == ["mail", "1", "0", "1", "1"]
 
 
 def test_nack_takes_a_reason_and_peek_shows_it(cli: Cli, api: Api) -> None:
@@ -124,6 +124,26 @@ def test_work_extends_the_lease_while_a_program_runs(cli: Cli, api: Api, tmp_pat
         assert json.loads(running.line())["finished"] == 1
 
 
+def test_progress_of_a_program_is_shown(cli: Cli, api: Api, tmp_path: Path) -> None:
+    queue(api, "far", 1)
+    program = f"echo '0.4 page 4 of 10' >$TOPICS_PROGRESS; until test -e {tmp_path}/go; do sleep 0.01; done"
+    with cli.start("queue", "work", "far", "--until-empty", "--", "sh", "-c", program) as running:
+        wait_for(lambda: [job for job in jobs_of(api, "far") if job.get("progress")])
+        assert "40% page 4 of 10" in cli.tty("queue", "peek", "far").out
+        (tmp_path / "go").touch()
+        assert json.loads(running.line())["finished"] == 1
+
+
+def test_progress_of_a_claimed_job_is_set_by_hand(cli: Cli, api: Api) -> None:
+    queue(api, "hand", 1)
+    cli.pipe("queue", "claim", "hand")
+    assert "extended 1 job" in cli.tty("queue", "extend", "hand", "1", "--progress", "1").out
+    assert [job["progress"] for job in jobs_of(api, "hand")] == [{"share": 1.0}]
+    refused = cli.pipe("queue", "extend", "hand", "1", "--progress", "40%")
+    assert (refused.status, "such as 0.4" in refused.err) == (2, True)
+    assert "--lease (lease_ms) or progress" in cli.pipe("queue", "extend", "hand", "1").err
+
+
 def test_work_ends_the_program_of_a_cancelled_job(cli: Cli, api: Api) -> None:
     queue(api, "cancelled", 1)
     with cli.start("queue", "work", "cancelled", "--lease", "1s", "--until-empty", "--", "sleep", "60") as running:
@@ -187,6 +207,9 @@ def test_work_reports_jobs_that_move_to_the_dead_letters(cli: Cli, api: Api) -> 
     assert "dead ever" in cli.tty("queue", "ls", "dying").lines[0]
     cli.pipe("config", "dying", "--paused", "true", "--retry", '{"min_ms": 5}')
     assert "dying (paused)" in cli.tty("queue", "ls", "dying").out
+    [config] = rows(cli.pipe("config", "dying", "--retry", "null", "--rate", "5"))
+    assert (config["retry"], config["rate"]) == (None, {"per_s": 5.0, "burst": 1})
+    assert rows(cli.pipe("config", "dying", "--rate", "null"))[0]["rate"] is None
 
 
 def test_keys_and_unique_jobs_are_appended_and_shown(cli: Cli, api: Api) -> None:
@@ -207,6 +230,25 @@ def test_keys_and_unique_jobs_are_appended_and_shown(cli: Cli, api: Api) -> None
         ).status
         == 0
     )
+
+
+def test_claim_without_a_job_says_why(cli: Cli, api: Api) -> None:
+    queue(api, "why", "a", "b")
+    api("PUT", "/v0/topics/why", {"max_in_flight": 1})
+    cli.pipe("queue", "claim", "why")
+    assert "workers hold 1 job" in cli.pipe("queue", "claim", "why").err
+    api("PUT", "/v0/topics/why", {"max_in_flight": 0, "rate": {"per_s": 0.001}})
+    cli.pipe("queue", "claim", "why")
+    cli.pipe("queue", "nack", "why", "1-2")
+    assert "`rate` allows no further job now" in cli.pipe("queue", "claim", "why").err
+    api("PUT", "/v0/topics/why", {"paused": True})
+    assert "`topics queue resume why`" in cli.pipe("queue", "claim", "why").err
+    queue(api, "one-key")
+    for _ in range(2):
+        cli.pipe("append", "one-key", "1", "--record-key", "k")
+    cli.pipe("queue", "claim", "one-key")
+    assert "1 in flight, 0 delayed, 1 blocked" in cli.pipe("queue", "claim", "one-key").err
+    assert "blocked" in cli.tty("queue", "peek", "one-key").out
 
 
 def test_queue_is_paused_and_resumed(cli: Cli, api: Api) -> None:

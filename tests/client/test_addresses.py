@@ -234,7 +234,7 @@ def test_raw_client_without_an_answer_gives_up_soon(started: Any) -> None:
     one, other = started(lambda method, path: (200, {})), started(lambda method, path: (200, {}))
     one.close()
     other.close()
-    with Client(f"{one.url}|{other.url}", retries=2) as client, pytest.raises(Unreachable):
+    with Client(f"{one.url},{other.url}", retries=2) as client, pytest.raises(Unreachable):
         client.append("orders", [{"data": 1}], idempotency_key="k1")
 
 

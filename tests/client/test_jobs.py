@@ -12,8 +12,8 @@ import pytest
 
 from tests.client.conftest import until_extended
 from tests.conftest import ServerProcess
-from topics.client import AsyncJob, AsyncTopics, NewRecord
-from topics.model.queue import Reason
+from topics.client import AsyncJob, AsyncTopics, NewRecord, TopicsError
+from topics.model.queue import Progress, Reason
 
 pytestmark = pytest.mark.anyio
 LIMIT_S = 20
@@ -91,6 +91,30 @@ async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue:
             if len(deliveries) == 3:
                 topics.stop()
     assert deliveries == [1, 1, 1]
+
+
+@forms
+async def test_progress_of_a_job_is_listed(topics: AsyncTopics, queue: str, form: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        async for job in open_loop(topics, form, queue):
+            before = job.deadline
+            assert await job.progress(0.4, "page 4 of 10")
+            [listed] = [one async for one in topics.list_jobs(queue, state="in_flight")]
+            assert (listed.progress, listed.deadline) == (Progress(0.4, "page 4 of 10"), before)
+            await topics.delete(queue, seqs=[job.seq])
+            assert not await job.progress(0.5)
+            assert job.is_cancelled
+            topics.stop()
+
+
+async def test_progress_that_no_server_takes_fails_no_job(topics: AsyncTopics, queue: str, name: str) -> None:
+    [job] = await topics.claim(queue, node="w")
+    async with AsyncTopics("http://127.0.0.1:1") as nowhere:
+        job._client = nowhere
+        assert await job.progress(0.4)
+        job._client = topics
+        with pytest.raises(TopicsError, match=r"progress\.share"):
+            await job.progress(40)
 
 
 @forms

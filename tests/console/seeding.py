@@ -37,6 +37,7 @@ class Shop:
         late = {"source": "billing", "dest": "invoices", "filter": ["tag", "Glob", "order-1*"], "from_seq": 0}
         self.send("PUT", "/v0/routers/billing-to-invoices", late)
         self.readers()
+        self.schedules()
         self.runs()
         for number in range(12):
             self.put(f"sensor.{number:02d}", durability="memory", ttl_ms=86_400_000)
@@ -73,6 +74,26 @@ class Shop:
         """Store the positions of consumers: one at the head, one behind, and one that lost records."""
         for topic, name, seq in (("orders", "billing", 60), ("orders", "analytics", 31), ("prices", "ticker", 200)):
             self.send("PUT", f"/v0/topics/{topic}/consumers/{name}", {"seq": seq})
+
+    def schedules(self) -> None:
+        """Add a schedule that has run, one that is paused, and one whose topic is gone."""
+        record = {"data": {"do": "report"}}
+        nightly = {"topic": "reports", "record": record, "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+        self.put("reports", type="queue", max_in_flight=8, rate={"per_s": 5, "burst": 9}, rate_per_key={"per_s": 1})
+        self.send("PUT", "/v0/schedules/nightly", nightly)
+        self.send("POST", "/v0/schedules/nightly/run")
+        self.send("PUT", "/v0/schedules/sweep", nightly | {"cron": None, "timezone": "UTC", "every_ms": 1_800_000})
+        self.send("POST", "/v0/schedules/sweep/pause", {})
+        for customer in ("customer-7", "customer-7", "customer-8"):
+            self.write("reports", {"customer": customer}, key=customer)
+        jobs = self.send("POST", "/v0/topics/reports/claim", {"node": "printer-1", "max": 9, "lease_ms": 3_600_000})
+        first, second, _ = jobs["claimed"]
+        progress = {"share": 0.4, "text": "page 4 of 10"}
+        self.send(
+            "POST", "/v0/topics/reports/extend", {"node": "printer-1", "seqs": [first["$seq"]], "progress": progress}
+        )
+        held = {"node": "printer-1", "seqs": [second["$seq"]], "reason": "the printer is out of paper"}
+        self.send("POST", "/v0/topics/reports/nack", held | {"delay_ms": 3_600_000})
 
     def runs(self) -> None:
         """Report runs of pipelines as the pipelines do."""

@@ -17,7 +17,8 @@ pytestmark = needs_browser
 # Every page, and what it shows once it has its data.
 LOADED = {
     "": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record", "queues": ".table .name a",
-    "queues/emails": ".jobs td", "routers": ".graph .box", "consumers": ".table .name", "pipelines": ".plain td",
+    "queues/emails": ".jobs td", "routers": ".plain td", "consumers": ".table .name", "pipelines": ".plain td",
+    "schedules": ".plain td", "queues/reports": ".jobs td",
     "map": ".graph .box", "topics/orders?view=seq": ".timeline .state", "queues/emails?tab=dead": ".jobs td",
 }  # fmt: skip
 PAGES = tuple(LOADED)

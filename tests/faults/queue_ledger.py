@@ -26,8 +26,10 @@ from topics.engine.state.topic import leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, Unique, WriteRequest
+from topics.model.topic import ConfigPatch, Rate
 
 MAX_DELIVERIES = 2
+RATE = Rate(per_s=2, burst=2)
 NO_NODE = ""
 NACKED = "nacked"
 
@@ -93,6 +95,7 @@ class Queue:
     leases_durable: bool
     jobs: dict[str, Job] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)  # every lease that a worker got
+    limits: Attempt | None = None  # the request that limits its rate
 
     @property
     def dead_letter(self) -> str:
@@ -149,6 +152,10 @@ class _Judge:
         assert len(set(places)) == len(places), "a job is in two places"
         assert set(places) <= set(self.queue.jobs), "an unknown record"
         self.figures()
+        limits = self.queue.limits
+        assert self.topic.config.rate in (None, RATE if limits is not None and limits.may_show else None)
+        kept = self.topic.config.rate == RATE or not self.safe
+        assert kept or limits is None or limits.status != "acked", "limits are lost"
         for job in self.queue.jobs.values():
             self.place(job)
             if self.queue.leases_durable or self.when.mode == "none":
@@ -208,7 +215,7 @@ class _Judge:
         assert (held is not None) == job.held(self.now_ms), f"{self.queue.name}: {job.payload}"
         if held is not None:
             assert (held.lease_id, held.node, held.deadline_ms) == (job.lease_id, job.node, job.deadline_ms)
-        else:
+        elif self.when.mode != "none" or job.key is None or self.topic.config.rate_per_key is None:
             assert (seq in self.found.resting or seq in self.found.later) == (job.due_ms > self.now_ms)
 
     def no_lease(self, job: Job) -> None:
@@ -222,6 +229,9 @@ class _Judge:
 
 def _drain(server: SimServer, queue: Queue) -> None:
     engine, clock = server.engine, server.clock
+    if (config := server.engine.expire_and_get(queue.name, touch=False).config).paused:
+        assert not _claim(server, queue.name, "early", max_jobs=9, lease_ms=1_000)
+        server.put(queue.name, paused=False)
     left = set(server.by_seq(queue.name).values())
     done: list[str] = []
     for turn in range(50):
@@ -229,6 +239,7 @@ def _drain(server: SimServer, queue: Queue) -> None:
         held = {server.by_seq(queue.name)[seq] for seq in found.leases}
         rows = _claim(server, queue.name, f"late{turn}", max_jobs=3, lease_ms=60_000)
         payloads = [bytes(row.data).decode() for row in rows]
+        assert config.rate is None or len(rows) <= RATE.burst
         assert not held & set(payloads), "held by two"
         assert not {row.lease_id for row in rows} & queue.leases, "a lease id came back"
         done += payloads
@@ -434,6 +445,14 @@ class Shop:
         self._finish(
             Attempt(), name, jobs, lambda topic, seqs: verb(topic, node, seqs, None, lease_ms=lease_ms), answered
         )
+
+    def limit(self, name: str) -> None:
+        """Limit the rates of the queue and of its keys."""
+        attempt = self.ledger.queues[name].limits = Attempt()
+        self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(rate=RATE, rate_per_key=RATE)))
+
+    def pause(self, name: str, *, paused: bool) -> None:
+        self._follow(Attempt(), lambda: self.server.engine.put_topic(name, ConfigPatch(paused=paused)))
 
     def delete(self, name: str, *, held: bool) -> None:
         """Delete one job that a worker holds, or one that is ready. It ends a job as an ack does."""

@@ -164,7 +164,7 @@ class Race:
         if ticket is not None:
             ticket.on_done(lambda done: None if done.error is None else self.release(granted))
         if ticket is not None and self.rng.random() < 0.15:
-            self.engine.queues.undo_claim(topic, claimed.jobs)
+            self.engine.queues.undo_claim(claimed)
             self.release(granted)
 
     def check_free(self, key: tuple[str, int]) -> None:

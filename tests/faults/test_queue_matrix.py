@@ -74,6 +74,9 @@ STEPS: dict[str, Step] = {
     "nack": lambda shop, name: shop.nack(name, "a", 2),
     "nack_delayed": lambda shop, name: shop.nack(name, "a", 2, delay_ms=300),
     "extend": lambda shop, name: shop.extend(name, "a", 2),
+    "limit": lambda shop, name: shop.limit(name),
+    "pause": lambda shop, name: shop.pause(name, paused=True),
+    "resume": lambda shop, name: shop.pause(name, paused=False),
     "time_out": _time_out,
     "slow_syncs": lambda shop, _: _slow(shop),  # until the end of the steps, or until `syncs`
     "syncs": lambda shop, _: shop.syncs.release(),

@@ -14,11 +14,12 @@ from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from topics.engine.queue import verbs
 from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Outcome, Want
-from topics.engine.state.jobs.job import Holder
+from topics.engine.queue.verbs import Claimed, Outcome, Want
+from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
+from topics.model.queue import Progress
 from topics.model.records import NewRecord, Unique, WriteRequest
 
 QUEUE = "jobs"
@@ -97,9 +98,18 @@ class Workshop:
         )
         return done
 
-    def extend(self, node: str, *seqs: int, lease_ms: int, lease_ids: list[str] | None = None) -> Outcome:
+    def extend(
+        self,
+        node: str,
+        *seqs: int,
+        lease_ms: int | None,
+        lease_ids: list[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Outcome:
         done: Outcome = self.done(
-            self.server.engine.queues.extend(self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
+            self.server.engine.queues.extend(
+                self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms, progress=progress
+            )
         )
         return done
 
@@ -108,6 +118,11 @@ class Workshop:
         for _ in range(2):  # the first call may only end a round over all queues
             waiting(lambda: self.server.engine.queues.move_exhausted(topics=1000))
         self.server.engine.flush()
+
+    def undo_claim(self, jobs: list[Job] | None = None) -> Ticket:
+        """Let the client of a claim leave before its answer: that of all leases, or of `jobs`."""
+        jobs = list(self.queue.leases.values()) if jobs is None else jobs
+        return self.server.engine.queues.undo_claim(Claimed(self.topic, [], jobs, 0, jobs[0].lease))
 
     def redrive(self, **wanted: Any) -> Redriven:
         asked = {

@@ -97,6 +97,9 @@ def test_only_queues_have_jobs_to_show(api: Api, topic: str, path: str):
         ("ack", {"node": "w", "seqs": [1], "lease_ids": []}, "lease_ids"),
         ("nack", {"node": "w", "seqs": [1], "delay_ms": -1}, "delay_ms"),
         ("extend", {"node": "w", "seqs": [1]}, "lease_ms"),
+        ("extend", {"node": "w", "seqs": [1], "progress": {"share": 1.1}}, "progress.share"),
+        ("extend", {"node": "w", "seqs": [1], "progress": {"share": -0.1}}, "progress.share"),
+        ("extend", {"node": "w", "seqs": [1], "progress": {"share": 1, "text": "é" * 129}}, "progress.text"),
         ("redrive", {}, "dead_letter"),
         ("redrive", {"dead_letter": "no/name"}, "dead_letter"),
     ],
@@ -186,6 +189,20 @@ def test_claims_within_the_window_share_evenly(api: Api, topic: str):
     assert [answer["count"] for answer in answers] == [3, 3, 3]
     seqs = [job["$seq"] for answer in answers for job in answer["claimed"]]
     assert sorted(seqs) == list(range(1, 10))
+
+
+def test_progress_is_shown_while_the_lease_lasts(api: Api, jobs: str):
+    api.append(jobs, [{"data": 1}, {"data": 2}])
+    first, _ = claim(api, jobs, max=2, lease_ms=60_000)["claimed"]
+    progress = {"share": 0.4, "text": "page 4 of 10"}
+    answer = verb(api, jobs, "extend", node="w", seqs=[1, 9], progress=progress)
+    assert (answer["extended"], answer["skipped"]) == (1, [9])
+    assert answer["deadlines"] == {"1": first["deadline"]}, "the lease stays as it is"
+    listed = api.get(f"/v0/topics/{jobs}/jobs")["jobs"]
+    assert [job.get("progress") for job in listed] == [progress, None]
+    verb(api, jobs, "nack", node="w", seqs=[1])
+    claim(api, jobs)
+    assert all("progress" not in job for job in api.get(f"/v0/topics/{jobs}/jobs")["jobs"]), "it is another lease"
 
 
 def test_jobs_are_listed_page_by_page(api: Api, jobs: str):

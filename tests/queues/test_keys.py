@@ -74,8 +74,7 @@ def test_claim_that_the_log_refuses_or_its_client_leaves_keeps_the_order():
     shop.refuse()
     assert shop.start_claim()[0] == [1]
     shop.settle()
-    engine = shop.server.engine
-    engine.queues.undo_claim(shop.topic, list(shop.queue.leases.values()))
+    shop.undo_claim()
     shop.settle()
     assert shop.claim_all() == [1]
 

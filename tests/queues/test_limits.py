@@ -97,6 +97,26 @@ def test_acked_moved_and_expired_jobs_are_not_cancelled():
     assert shop.ack("w", 1, 2, 3).cancelled == []
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_restart_knows_which_held_jobs_were_cancelled_and_which_were_done(checkpoint: bool):
+    shop = Workshop(leases_durable=True, durability="fsync", max_deliveries=1, dead_letter=DEAD)
+    shop.write("1", "2", "3", "4")
+    shop.claim("w", 3, lease_ms=60_000)
+    shop.claim("w")
+    shop.ack("w", 1)
+    shop.nack("w", 2)
+    shop.server.engine.delete_seqs(QUEUE, [3])
+    shop.server.engine.flush()
+    shop.clock.advance(ms=1001)
+    shop.move_exhausted()
+    if checkpoint:
+        shop.server.checkpoint()
+    after = shop.restart("lose")
+    assert after.queue.dead_lettered == 2
+    answer = after.ack("w", 1, 2, 3, 4)
+    assert (answer.cancelled, answer.skipped) == ([3], [1, 2, 3, 4])
+
+
 def test_few_cancelled_jobs_are_remembered(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(leases, "CANCELLED_MAX", 2)
     shop = Workshop()

@@ -11,7 +11,7 @@ from tests.queues.harness import QUEUE, Workshop, job, seqs
 from tests.queues.test_staged import SlowShop
 from topics.engine.state.jobs import reasons
 from topics.engine.state.jobs.job import Holder
-from topics.model.queue import JobError
+from topics.model.queue import JobError, Progress
 from topics.model.topic import ConfigPatch
 
 DEAD = "jobs.dead"
@@ -60,9 +60,7 @@ def test_closed_stream_is_a_reason_and_an_undelivered_claim_is_none():
     shop.done(shop.server.engine.queues.release(shop.topic, holder))
     assert texts(shop.jobs()[0][0]) == ["the work stream was closed"]
     shop.claim("w")
-    held = shop.queue.find(1)
-    assert held is not None
-    shop.done(shop.server.engine.queues.undo_claim(shop.topic, [held]))
+    shop.done(shop.undo_claim())
     assert texts(shop.jobs()[0][0]) == ["the work stream was closed"]
 
 
@@ -92,6 +90,40 @@ def test_reasons_of_all_queues_stay_within_a_bound(monkeypatch: pytest.MonkeyPat
     shop.claim("w", 9)
     shop.ack("w", *range(1, 10))
     assert store.bytes == 0
+
+
+def test_restart_changes_nothing_about_which_reasons_make_room(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reasons, "MAX_BYTES", 4_000)
+    shop = Workshop(leases_durable=True, durability="fsync")
+    shop.write(*("1" for _ in range(9)))
+    shop.claim("w", 9)
+    for seq in (4, 2, 3, 1):
+        shop.clock.advance(ms=1)
+        shop.nack("w", seq, delay_ms=5000 - seq, reason="x" * 100)
+    shop.server.checkpoint()
+    after = Workshop(shop.server.next(shop.server.disk.clone().crash("keep")))
+    for one in (shop, after):
+        one.nack("w", 5, reason="x" * 100)
+        assert [row["$seq"] for row in one.jobs()[0] if "reasons" in row] == [1, 2, 3, 5]
+
+
+def test_progress_takes_its_share_of_the_bound_and_gives_it_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reasons, "MAX_BYTES", 4_000)
+    shop = Workshop()
+    shop.write(*("1" for _ in range(9)))
+    shop.claim("w", 9)
+    shop.nack("w", 9, reason="x" * 100)
+    store = shop.topic.totals.reasons
+    only_reason = store.bytes
+    for seq in range(1, 9):
+        shop.extend("w", seq, lease_ms=None, progress=Progress(0.5, "x" * 100))
+        shop.extend("w", seq, lease_ms=None, progress=Progress(0.6, "x" * 100))
+    shown = {job["$seq"]: job["progress"]["share"] for job in shop.jobs("in_flight")[0] if "progress" in job}
+    assert shown == dict.fromkeys(range(6, 9), 0.6)
+    assert len(shop.jobs()[0][8]["reasons"]) == 1, "progress makes room first"
+    assert store.bytes <= 4_000
+    shop.ack("w", *range(1, 9))
+    assert store.bytes == only_reason
 
 
 def test_dead_letter_has_the_reason_and_the_history_and_a_redrive_removes_both():

@@ -153,7 +153,7 @@ def failing(request: pytest.FixtureRequest) -> FailingShop:
 def test_undone_claim_is_no_delivery_if_the_log_refuses_its_return(failing: FailingShop):
     jobs = failing.start_claim()
     failing.server.fill_log()
-    undone = failing.server.engine.queues.undo_claim(failing.topic, jobs)
+    undone = failing.undo_claim(jobs)
     failing.server.engine.flush()
     assert undone.error is not None
     failing.land()
@@ -163,11 +163,34 @@ def test_undone_claim_is_no_delivery_if_the_log_refuses_its_return(failing: Fail
     assert [one.deliveries for one in failing.start_claim()] == [1]
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_undone_claim_is_no_delivery_if_its_lease_has_ended(failing: FailingShop, noticed: bool):
+    jobs = failing.start_claim()
+    failing.clock.advance(ms=1001)
+    if noticed:
+        assert failing.counts == (0, 0, 1), "it is exhausted: one delivery was allowed"
+    failing.undo_claim(jobs)
+    failing.land()
+    assert (failing.counts, failing.jobs()[0][0].get("reasons")) == ((1, 0, 0), None)
+    assert failing.deliveries() == [1]
+    assert [one.deliveries for one in failing.start_claim()] == [1]
+
+
+def test_claim_that_is_undone_late_leaves_the_lease_of_another_worker():
+    shop = Workshop()
+    shop.write("1")
+    [claimed], _ = shop.server.engine.queues.claim(shop.topic, [Want(node="w", max=1, lease_ms=1000)])
+    shop.clock.advance(ms=1001)
+    shop.claim("v")
+    shop.server.engine.queues.undo_claim(claimed)
+    assert (shop.counts, shop.ack("v", 1).done) == ((0, 1, 0), 1)
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_claim_that_follows_an_undone_claim_keeps_its_lease(failing: FailingShop, refused: bool):
     jobs = failing.start_claim()
     failing.server.fill_log()
-    failing.server.engine.queues.undo_claim(failing.topic, jobs)
+    failing.undo_claim(jobs)
     failing.server.engine.flush()
     failing.land()
     if refused:

@@ -364,7 +364,7 @@ def test_undelivered_jobs_return_with_their_old_count_after_a_crash():
     shop.write("1", "2")
     want = Want(node="w", max=2, lease_ms=1000)
     [claimed], _ = shop.server.engine.queues.claim(shop.topic, [want])
-    shop.done(shop.server.engine.queues.undo_claim(shop.topic, claimed.jobs))
+    shop.done(shop.server.engine.queues.undo_claim(claimed))
     assert shop.counts == (2, 0, 0)
     assert [one["deliveries"] for one in shop.restart("keep").claim("x", 2)] == [1, 1]
 

@@ -126,6 +126,24 @@ def test_key_of_a_lost_record_is_free():
 # --- for a time
 
 
+def test_write_that_was_not_stored_uses_up_no_idempotency_key():
+    shop = Workshop()
+    write(shop)
+
+    def repeat() -> tuple[int, bool]:
+        request = WriteRequest([job("1", unique=Unique("k"))], idempotency_key="i")
+        done = shop.done(shop.server.engine.append(QUEUE, request))
+        return done.first, done.deduped
+
+    assert repeat() == (1, True)
+    shop.claim("w")
+    shop.ack("w", 1)
+    assert repeat() == (2, False)
+    shop.claim("w")
+    shop.ack("w", 2)
+    assert repeat() == (2, True), "now it was stored"
+
+
 def test_key_for_a_time_outlives_its_job():
     shop = Workshop()
     write(shop, for_=1000)

@@ -57,6 +57,15 @@ def test_schedule_is_created_shown_listed_and_deleted(api: Api) -> None:
     api.refused(404, "schedule_not_found", "GET", "/v0/schedules/nightly")
 
 
+def test_schedule_is_paused_and_resumed(api: Api) -> None:
+    put(api, "halting")
+    paused = succeeded(api.call("POST", "/v0/schedules/halting/pause", {}))
+    assert (paused["paused"], paused["next_at"], paused["record"]) == (True, None, EVERY["record"])
+    assert succeeded(api.call("POST", "/v0/schedules/halting/pause", {"paused": False}))["next_at"]
+    api.refused(400, "invalid_request", "POST", "/v0/schedules/halting/pause", {"pause": True})
+    api.refused(404, "schedule_not_found", "POST", "/v0/schedules/no/pause", {})
+
+
 def test_ticks_append_while_the_server_runs(api: Api) -> None:
     put(api, "often", overlap="allow")
     found = eventually(lambda: due(api, "often"), lambda times: len(times) >= 2)

@@ -71,6 +71,37 @@ def test_jitter_delays_each_tick_by_the_same_time_after_a_restart() -> None:
     assert len(delays) > 10
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_schedule_is_paused_and_resumed_without_its_other_settings(restart: bool) -> None:
+    server = started()
+    put(server, every_ms=MINUTE, catch_up="all", jitter_ms=5)
+    before = server.engine.schedules.get("s").config
+    run_until(server, NOON + 90_000)
+    server.done(server.engine.schedules.pause("s", paused=True))
+    assert server.done(server.engine.schedules.pause("s", paused=True)).config.paused
+    if restart:
+        server = restarted(server, mode="lose")
+    run_until(server, NOON + 5 * MINUTE)
+    assert server.done(server.engine.schedules.pause("s", paused=False)).config == before
+    run_until(server, NOON + 6 * MINUTE + 10)
+    assert ticks(server) == [NOON + MINUTE, NOON + 6 * MINUTE]
+    with pytest.raises(TopicsError) as refused:
+        server.engine.schedules.pause("none", paused=True)
+    assert refused.value.code is Code.SCHEDULE_NOT_FOUND
+
+
+def test_pause_of_a_schedule_whose_topic_is_gone_ends_its_failures() -> None:
+    server = started()
+    put(server, every_ms=MINUTE)
+    server.done(server.engine.drop_topic("jobs"))
+    run_until(server, NOON + 2 * MINUTE)
+    assert server.engine.schedules.standing("s").failures
+    server.done(server.engine.schedules.pause("s", paused=True))
+    failures = server.engine.schedules.standing("s").failures
+    run_until(server, NOON + 20 * MINUTE)
+    assert server.engine.schedules.standing("s").failures == failures
+
+
 def test_paused_schedule_has_no_ticks_and_does_not_catch_up() -> None:
     server = started()
     put(server, catch_up="all")

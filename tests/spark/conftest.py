@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -40,8 +41,10 @@ _numbers = itertools.count(1)
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+        from tests.spark.processes import slim_home
         from topics.spark import session
 
+        os.environ.setdefault("SPARK_HOME", slim_home())
         config: dict[str, Any] = (
             CONFIG | QUICK_PLANS | {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
         )

@@ -8,9 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pyspark
 
 from tests.spark.conftest import QUICK_JAVA
 from topics.client import Client
@@ -110,10 +114,15 @@ def running(pid: int, words: str) -> list[int]:
 
 
 def slim_home() -> str:
-    """Return the Spark home of local starts, for processes that start Spark in another way."""
-    home = jvm.slim_home(jvm.cache_folder("spark"))
-    assert home is not None
-    return home
+    """Return a Spark home without the zip of PySpark, which has no bytecode: workers import the installed package."""
+    installed = Path(pyspark.__file__).parent
+    home = jvm.cache_folder("spark") / f"tests-{zlib.crc32(str(installed).encode()):08x}"
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "conf", "jars", "sbin"):
+        if (installed / name).is_dir() and not (home / name).exists():
+            with suppress(FileExistsError):  # another process is doing the same
+                (home / name).symlink_to(installed / name)
+    return str(home)
 
 
 def application(log: Path, *arguments: object, **env: str | None) -> Process:

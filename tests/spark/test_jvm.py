@@ -17,14 +17,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_spark_home_has_jars_and_no_zip_of_pyspark(cache: Path):
-    home = jvm.slim_home(cache)
-    assert home is not None
-    assert sorted(entry.name for entry in Path(home).iterdir()) == ["bin", "jars", "sbin"]
-    assert (Path(home) / "bin" / "spark-submit").exists()
-    assert jvm.slim_home(cache) == home
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> str:
     (tmp_path / "spark" / "jars").mkdir(parents=True)
@@ -60,7 +52,6 @@ def test_start_without_a_cache_folder_changes_nothing(cache: Path, monkeypatch: 
     cache.write_text("a file where the folder should be")
     monkeypatch.delenv("SPARK_HOME", raising=False)
     assert jvm.quick_start({"spark.ui.enabled": "false"}, cache) == {"spark.ui.enabled": "false"}
-    assert "SPARK_HOME" not in os.environ
 
 
 def test_own_java_options_stay(cache: Path, home: str, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from tests.spark.processes import Process
 from tests.spark.streams import check_exact, numbers, read_numbers
 from topics.client import Client
 
-OLDEST = {"pyspark": "4.0.0", "pyarrow": "16.0.0", "pandas": "2.2.2", "numpy": "2.0.0"}
+OLDEST = {"pyspark": "4.2.0", "pyarrow": "18.0.0", "pandas": "2.2.2", "numpy": "2.0.0"}
 RECORDS = 4000
 
 

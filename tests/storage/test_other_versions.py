@@ -18,7 +18,7 @@ from topics.client.request import Put
 from topics.engine.durable.entry_kinds import KINDS
 from topics.engine.offline.verify import verify
 from topics.engine.state import snapshot_parts
-from topics.engine.state.jobs.leases import SavedLeases
+from topics.engine.state.jobs.saved import SavedLeases
 from topics.model.topic import ArchiveConfig, TopicConfig
 from topics.storage import snapshot as snap
 from topics.storage.datadir import FORMAT_VERSION, DataDirError

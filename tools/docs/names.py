@@ -145,6 +145,7 @@ CALLS: list[tuple[str, Call]] = [
     ("schedules", lambda t: t.schedules()),
     ("drop_schedule", lambda t: t.drop_schedule("a")),
     ("run_schedule", lambda t: t.run_schedule("a")),
+    ("pause_schedule", lambda t: t.pause_schedule("a", paused=False)),
     ("preview_schedule", lambda t: t.preview_schedule("a", cron="@hourly")),
     ("health", lambda t: t.health()),
     ("ready", lambda t: t.ready()),

@@ -108,8 +108,7 @@ AUDIT = Pipeline(
         option("--lake DIR", "lake to compare with", required=True),
         _topics("only this topic; repeatable. Default: all topics of server and lake, except sys: topics"),
     ),
-    epilog="Exit status: 0 if every seq is explained and lake and server agree, else 1.\n"
-    "--dry-run lists what would be checked and checks nothing.",
+    epilog="Exit status: 0 if every seq is explained and lake and server agree, else 1.",
 )
 
 COMPACT = Pipeline(
@@ -151,8 +150,6 @@ def _receipt(report: RunReport) -> str:
     clean = len(report.topics) - len(places)
     others = counted(clean, "other place was", "other places were")
     lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
-    if figures.get("earlier"):
-        lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
     lines += [f"warning: {text}" for text in report.warnings]
     return "\n".join(lines)
 
@@ -213,11 +210,6 @@ MAINTAIN = Pipeline(
 def _add_side(side: str, word: str) -> Row:
     rows = (
         option(f"--{side}-name NAME", "name of that server in copies", dest=f"{word}_name"),
-        option(
-            f"--{side}-node NODE",
-            "a node that writes on that server only; the node filter of the other server skips its copies",
-            dest=f"{word}_nodes", action="append", default=[],
-        ),
         option(f"--{side}-token-file FILE", "file with the API key of that server", dest=f"{word}_token_file"),
     )  # fmt: skip
     return lambda to: [row(to) for row in rows]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, group, removal
@@ -19,7 +22,7 @@ COLUMNS: Columns = {
     "topic": lambda row: row["topic"],
     "when": lambda row: _when(row),
     "last": lambda row: _moment(row["last_at"]),
-    "next": lambda row: "paused" if row["paused"] else _moment(row["next_at"]),
+    "next": lambda row: _next(row),
     "failures>": lambda row: highlighted(row["failures_total"], "red"),
     "problem": lambda row: Styled(row["last_error"] or "", "red"),
 }
@@ -46,6 +49,12 @@ def _timing_of(args: Args) -> dict[str, object]:
 
 def _moment(ms: int | None) -> str:
     return "" if ms is None else moment(ms, SystemClock().now_ms())
+
+
+def _next(row: dict[str, Any]) -> str:
+    if row["paused"] or row["next_at"] is None:
+        return "paused" if row["paused"] else "never"
+    return f"in {duration(max(row['next_at'] - SystemClock().now_ms(), 0) // 1000 * 1000)}"
 
 
 def _when(row: dict[str, object]) -> str:
@@ -92,7 +101,7 @@ def _put(args: Args) -> Request:
             "--overlap", "queues: skip a tick while the last job is not finished [allow]", choices=("allow", "skip")
         ),
         option("--catch-up", "which missed ticks run after downtime [none]", choices=("none", "last", "all")),
-        option("--paused", "no ticks until the next put without it"),
+        option("--paused", "no ticks until `schedule resume`"),
         *RECORD_OPTIONS,
     ),
     request=_put,
@@ -115,8 +124,12 @@ def put_schedule(call: Call) -> None:
 def get_schedule(call: Call) -> None:
     answer = call.ask()
     shown = [(name.strip(">"), cell(answer)) for name, cell in COLUMNS.items()]
-    rest = [(name, str(answer[name])) for name in ("catch_up", "overlap", "jitter_ms", "last_seq", "skipped_total")]
-    call.screen.fields(answer, [*shown, *rest, ("record", str(answer["record"]))])
+    names = "starts_at", "ends_at", "catch_up", "overlap", "jitter_ms", "last_seq", "skipped_total", "record"
+    call.screen.fields(answer, [*shown, *((name, _shown(answer[name])) for name in names)])
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 rm = removal(
@@ -156,4 +169,19 @@ def preview(call: Call) -> None:
     call.screen.result(answer, "\n".join(time["local"] for time in answer["times"]))
 
 
-register = group("schedule", ls, put_schedule, get_schedule, rm, run, preview)
+def _switch(name: str, help: str, *, paused: bool) -> Command:
+    def switch(call: Call) -> None:
+        answer = call.ask()
+        when = "paused" if paused else f"not paused; next tick {_next(answer)}"
+        call.screen.result(answer, f"{answer['schedule']} is {when}")
+
+    pause_it = lambda args: post(schedule_path(args.schedule, "pause"), {"paused": paused})  # noqa: E731
+    example = f"  topics schedule {name} nightly\n"
+    return Command(name, help, (SCHEDULE,), request=pause_it, examples=example)(switch)
+
+
+pause = _switch("pause", "have no ticks, until `resume`; missed ticks are not caught up", paused=True)
+resume = _switch("resume", "have ticks again", paused=False)
+
+
+register = group("schedule", ls, put_schedule, get_schedule, rm, run, pause, resume, preview)

@@ -271,7 +271,6 @@ def _session(master: str | None) -> Iterator[SparkSession]:
         config = {
             **SESSION,
             "spark.sql.warehouse.dir": folder,
-            "spark.sql.python.filterPushdown.enabled": "true",
             "spark.sql.shuffle.partitions": 8,
         }
         with quiet_start():
@@ -292,7 +291,6 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
         set_options(dict(args.storage_option))
     if args.url or args.context or (args.lake is None and args.path is None):
         args.url, _, args.token_file, _ = targets.choose(args, os.environ)
-        args.url = args.url.replace(",", "|")  # addresses of one server: the data source takes several servers
     given = {"url": args.url, "lake": args.lake, "path": args.path, "token": args.token, "tokenFile": args.token_file}
     options = {name: value for name, value in given.items() if value is not None}
     if args.lake is not None and args.url is None:

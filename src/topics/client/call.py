@@ -7,7 +7,6 @@ command line and Spark. `errors.from_answer` has the exception of an answer that
 from __future__ import annotations
 
 import random
-import re
 import time
 import traceback
 from typing import Any, NamedTuple, Protocol
@@ -100,8 +99,8 @@ def with_schemes(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Return addresses that are separated by commas, or by `|` where a comma separates servers."""
-    return [part.strip() for part in re.split("[,|]", text) if part.strip()]
+    """Return addresses that are separated by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 class Addresses:

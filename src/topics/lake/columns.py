@@ -16,6 +16,8 @@ from topics.lake.json_fields import JsonFields
 from topics.lake.layout import SCHEMA, UTC_TIMESTAMP
 
 RESERVED = {*SCHEMA.names, "date", "topic", "kind"}
+# Typed reads have these columns of the record beside the fields of data.
+UNDERSCORED = {f"_{name}" for name in (*RESERVED, "gap_to", "reason", "malformed")}
 
 _TYPES: dict[str, pa.DataType] = {
     "STRING": pa.string(),
@@ -62,7 +64,7 @@ class TypedColumns(Struct, frozen=True):
             arrow_type(kind)
             if name.lower() in {known.lower() for known, _ in found}:
                 raise BadColumns(f"column {name} is there twice")
-            if name.lower() in RESERVED:
+            if name.lower() in RESERVED | UNDERSCORED:
                 raise BadColumns(f"column {name}: this is a column of every table; a field of that name stays in data")
             found.append((name, kind))
         if not found:

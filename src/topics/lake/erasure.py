@@ -7,12 +7,13 @@ however often other processes commit meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from topics.lake.archived import Change, TopicState
 from topics.lake.errors import Conflict, Damaged
 from topics.lake.lake import Lake
-from topics.lake.rewrite import Erasure, Rewrite, Rewritten, RunOf, count_erased, here, rewrite, run_all
+from topics.lake.rewrite import Erasure, Rewrite, Rewritten, Run, here, rewrite
 
 
 class LakeErasure:
@@ -24,18 +25,18 @@ class LakeErasure:
         topics: Iterable[str],
         erasure_of: Callable[[str, int], Erasure],
         *,
-        run: RunOf = here,
+        run: Run = here,
     ) -> None:
         self._lake, self._erasure_of, self._run = lake, erasure_of, run
         self.topics = sorted(set(topics) & set(lake.topics()))
         self._bases: dict[str, TopicState] = {}
-        self._counts: dict[str, int] = {}  # by path of a file: the records to erase
-        self._written: dict[str, Rewritten] = {}  # by path of a file: what replaces it
+        self._written: dict[str, Rewritten] = {}  # by path of a file: what replaces it, and how many records it lost
 
     def count(self) -> dict[str, list[int]]:
         """Return how many records to erase each file has, by topic. Files that have none are left out."""
-        found = self._find(self.topics)
-        return {topic: [self._counts[_path(one)] for one in work] for topic, work in found.items()}
+        results: dict[str, Rewritten] = {}
+        found = self._process(self.topics, results, dry_run=True)
+        return {topic: [results[_path(one)].removed for one in work] for topic, work in found.items()}
 
     def commit(self, *, note: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
         """Erase, with one commit per topic, and return how many records each replaced file has lost, by topic.
@@ -46,24 +47,26 @@ class LakeErasure:
         """
         done: dict[str, list[int]] = {}
         while left := [topic for topic in self.topics if topic not in done]:
-            found = self._find(left)
-            work = [one for every in found.values() for one in every if _path(one) not in self._written]
-            self._written |= self._tasks(rewrite, work)
+            found = self._process(left, self._written)
             for topic in left:
                 if self._commit_topic(topic, found[topic], note):
                     done[topic] = [self._written.pop(_path(one)).removed for one in found[topic]]
         return done
 
-    def _find(self, topics: Iterable[str]) -> dict[str, list[Rewrite]]:
-        """Return the files with records to erase, as of the newest version of each table."""
-        self._bases |= {topic: self._lake.table(topic).state() for topic in topics}
-        found = {topic: list(self._candidates(topic)) for topic in topics}
-        work = [one for every in found.values() for one in every if _path(one) not in self._counts]
-        counted = self._tasks(count_erased, work)
-        self._counts |= {path: one.removed for path, one in counted.items()}
-        if len(counted) < len(work):
-            return self._find(topics)  # a file was replaced meanwhile
-        return {topic: [one for one in work if self._counts[_path(one)]] for topic, work in found.items()}
+    def _process(
+        self, topics: Iterable[str], results: dict[str, Rewritten], *, dry_run: bool = False
+    ) -> dict[str, list[Rewrite]]:
+        """Let tasks rewrite the files that may have records to erase, unless `results` has them already.
+
+        Return the files that have some, as of the newest version of each table.
+        """
+        while True:
+            self._bases |= {topic: self._lake.table(topic).state() for topic in topics}
+            found = {topic: list(self._candidates(topic)) for topic in topics}
+            work = [one for every in found.values() for one in every if _path(one) not in results]
+            results |= self._tasks(work, dry_run=dry_run)
+            if all(_path(one) in results for one in work):  # else a file was replaced meanwhile
+                return {topic: [one for one in work if results[_path(one)].removed] for topic, work in found.items()}
 
     def _candidates(self, topic: str) -> Iterator[Rewrite]:
         """Yield the files whose statistics do not exclude that they have records to erase."""
@@ -74,25 +77,23 @@ class LakeErasure:
                 if (part := erasure.within(file)) is not None:
                     yield Rewrite(topic=topic, epoch=epoch, files=(file,), typed=typed, erasure=part)
 
-    def _tasks(self, task: Callable[..., Rewritten], work: list[Rewrite]) -> dict[str, Rewritten]:
+    def _tasks(self, work: list[Rewrite], *, dry_run: bool) -> dict[str, Rewritten]:
         """Return the results by path, without files that were replaced meanwhile. Raise `Damaged` for other damage."""
-        results = run_all(self._run, work, task, lake=self._lake.path)
+        task = partial(rewrite, lake=self._lake.path, dry_run=dry_run)
+        results = self._run(work, task, result=Rewritten, weight=lambda one: one.size_bytes)
         found = {_path(one): result for one, result in zip(work, results, strict=True) if result.damage is None}
         for one, result in zip(work, results, strict=True):
-            expected = self._counts.get(_path(one), result.removed)
-            damage = result.damage or (None if result.removed == expected else f"{_path(one)}: {expected} erased")
-            if damage is not None and self._lake.has(one.topic, one.epoch, one.files):
+            if result.damage is not None and self._lake.has(one.topic, one.epoch, one.files):
                 self._discard([*self._written.values(), *found.values()])
-                raise Damaged(damage)
+                raise Damaged(result.damage)
         return found
 
     def _commit_topic(self, topic: str, work: list[Rewrite], note: Mapping[str, Any] | None) -> bool:
         """Return False if another process has changed the table meanwhile."""
         changes = [Change(op="erase", topic=topic, epoch=0)]
         for one in work:
-            if (result := self._written.get(_path(one))) is None:
-                return False
-            adds = [] if result.new is None else [result.new]
+            new = self._written[_path(one)].new
+            adds = [] if new is None else [new]
             changes.append(Change(op="erase", topic=topic, epoch=one.epoch, adds=adds, removes=list(one.files)))
         try:
             state = self._lake.commit(self._bases[topic], changes, note=note)

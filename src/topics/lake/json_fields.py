@@ -6,7 +6,7 @@ Otherwise all records are decoded in one call into typed structs. A record that 
 field: a field that does not fit is NULL, and the record counts as malformed. A string column takes any value: numbers
 and objects as their JSON text.
 
-Columns are Arrow fields. The name in the JSON object is that of the field, unless its metadata has another (`NAME`).
+Columns are Arrow fields, with the names of the members.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from msgspec import Meta, Raw
 
 from topics.model import surrogates
 
-NAME = b"field"
 _SPECIAL_NUMBERS = {
     "NaN": "nan", "Infinity": "inf", "+Infinity": "inf", "INF": "inf", "+INF": "inf",
     "-Infinity": "-inf", "-INF": "-inf",
@@ -55,11 +54,11 @@ class JsonFields:
         slots = {f"f{at}": field for at, field in enumerate(fields)}
         members = [(slot, _python_type(field.type) | None, None) for slot, field in slots.items()]
         self._row: Any = msgspec.defstruct(
-            "Row", members, rename={slot: _name(field) for slot, field in slots.items()}, gc=False
+            "Row", members, rename={slot: field.name for slot, field in slots.items()}, gc=False
         )
         self._getters = [attrgetter(slot) for slot in slots]
         self._decoder = msgspec.json.Decoder(self._row)
-        self._flat = [(_name(field), field.type) for field in fields]
+        self._flat = [(field.name, field.type) for field in fields]
         self._may_be_flat = all(kind == pa.string() or pa.types.is_integer(kind) for _, kind in self._flat)
 
     def parse(self, data: pa.Array) -> tuple[list[pa.Array], list[int]]:
@@ -108,11 +107,6 @@ class JsonFields:
             return self._row(*partly.values()), not partly and text.strip() == b"null"
 
 
-def _name(field: pa.Field) -> str:
-    """Return the name of a column in the JSON object."""
-    return str((field.metadata or {}).get(NAME, field.name.encode()), "utf-8")
-
-
 def _python_type(kind: pa.DataType) -> Any:
     if pa.types.is_integer(kind):
         limit = 1 << kind.bit_width - 1
@@ -120,7 +114,7 @@ def _python_type(kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         return list.__class_getitem__(_python_type(kind.value_type) | None)
     if pa.types.is_struct(kind):
-        members = {_name(field): _python_type(field.type) | None for field in kind}
+        members = {field.name: _python_type(field.type) | None for field in kind}
         return TypedDict("Object", members, total=False)  # type: ignore[operator]
     for is_kind, python in (
         (pa.types.is_string, str), (pa.types.is_boolean, bool), (pa.types.is_floating, float),
@@ -132,9 +126,9 @@ def _python_type(kind: pa.DataType) -> Any:
 
 
 def _is_finished_later(kind: pa.DataType) -> bool:
-    """Return whether a decoded value needs another step: decimals are rounded, and members get the names of columns."""
+    """Return whether a decoded value needs another step: decimals are rounded."""
     if pa.types.is_struct(kind):
-        return any(_name(field) != field.name or _is_finished_later(field.type) for field in kind)
+        return any(_is_finished_later(field.type) for field in kind)
     return _is_finished_later(kind.value_type) if pa.types.is_list(kind) else pa.types.is_decimal(kind)
 
 
@@ -145,7 +139,7 @@ def _finished(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         return [_finished(one, kind.value_type) for one in value]
     if pa.types.is_struct(kind):
-        return {field.name: _finished(value.get(_name(field)), field.type) for field in kind}
+        return {field.name: _finished(value.get(field.name), field.type) for field in kind}
     if pa.types.is_decimal(kind):
         if not value.is_finite():
             raise _Unfit
@@ -178,18 +172,17 @@ def _decoded(raw: bytes | Raw, python: Any) -> Any:
 
 
 def _members(text: bytes | Raw, fields: Sequence[pa.Field]) -> dict[str, Any]:
-    """Return the members of an object by their JSON names."""
+    """Return the members of an object by their names."""
     try:
         members = surrogates.members(text)
     except _UNREADABLE:
         raise _Unfit from None
     found, fits = {}, True
     for field in fields:
-        name = _name(field)
         try:
-            found[name] = _value(members.get(name), field.type)
+            found[field.name] = _value(members.get(field.name), field.type)
         except _Unfit as error:
-            found[name], fits = error.partly, False
+            found[field.name], fits = error.partly, False
     if not fits:
         raise _Unfit(found)
     return found

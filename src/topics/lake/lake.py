@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +16,7 @@ import pyarrow as pa
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
 from topics.lake.errors import Conflict, Damaged, NoLake
 from topics.lake.layout import GAP_SCHEMA, LOG, MARKER, PARTITIONS, SCHEMA, topic_of
-from topics.lake.rewrite import LAST, Rewrite, RunOf, here, plan_merges, rewrite, row_groups, rows_of, run_all
+from topics.lake.rewrite import LAST, Rewrite, Rewritten, Run, here, plan_merges, rewrite, row_groups, rows_of
 from topics.lake.storage import Storage, with_remedies
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Lake:
         epochs: Iterable[Key],
         *,
         min_files: int,
-        run: RunOf = here,
+        run: Run = here,
         on_damage: Callable[[Key, Damaged], None] = _raise,
     ) -> Counter[Key]:
         """Merge the small files of these epochs, with one commit per merged file. Return the number of files merged.
@@ -258,7 +259,8 @@ class Lake:
             for group in plan_merges(base.epoch(epoch), min_files=min_files):
                 work.append(Rewrite(topic=topic, epoch=epoch, files=tuple(group), typed=typed))
         done: Counter[Key] = Counter()
-        for one, result in zip(work, run_all(run, work, rewrite, lake=self.path), strict=True):
+        results = run(work, partial(rewrite, lake=self.path), result=Rewritten, weight=lambda one: one.size_bytes)
+        for one, result in zip(work, results, strict=True):
             key = (one.topic, one.epoch)
             if result.new is None:
                 if self.has(*key, one.files):

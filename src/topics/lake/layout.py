@@ -4,7 +4,6 @@
     LAKE/<topic>/_delta_log/                                  one Delta table for each topic
     LAKE/<topic>/epoch=E/date=YYYY-MM-DD/<first>-a<token>.parquet          records that an archive run copied
     LAKE/<topic>/epoch=E/date=YYYY-MM-DD/<first>-<last>-m<token>.parquet   records of older files
-    LAKE/_erase/                                              notes of unfinished erasures
 
 The folder of a topic is its name, with `~` for `:`, which many programs do not accept in paths. Names of topics never
 begin with an underscore. Numbers in file names are padded, so that names sort by number. A name is used once. In a

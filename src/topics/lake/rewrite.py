@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -48,13 +47,9 @@ class Run(Protocol):
     ) -> list[Result]: ...
 
 
-def _one_by_one(items: Sequence[Item], task: Callable[[Item], Result], **more: Any) -> list[Result]:
+def here(items: Sequence[Item], task: Callable[[Item], Result], **more: Any) -> list[Result]:
+    """Run tasks one by one, in this thread."""
     return [task(item) for item in items]
-
-
-def here(files: Sequence[File]) -> Run:
-    """Return what runs tasks in this thread."""
-    return _one_by_one
 
 
 class Erasure(Struct, frozen=True, kw_only=True):
@@ -182,50 +177,33 @@ def readable(storage: Storage, file: File) -> Iterator[None]:
         ) from error
 
 
-def count_erased(work: Rewrite, *, lake: str) -> Rewritten:
-    """Count the records to erase. Only the columns that decide are read."""
-    storage, removed = Storage(lake), 0
-    assert work.erasure is not None
-    try:
-        for file in work.files:
-            for batch in rows_of(storage, file, ("tag", "seq")):
-                removed += pc.sum(work.erasure.has(batch)).as_py() or 0
-    except Damaged as error:
-        return Rewritten(damage=str(error))
-    return Rewritten(removed=removed)
+def rewrite(work: Rewrite, *, lake: str, dry_run: bool = False) -> Rewritten:
+    """Write the rows of the files to one file, without the records to erase. With `dry_run`, only count these.
 
-
-def rewrite(work: Rewrite, *, lake: str) -> Rewritten:
-    """Write the rows of the files to one file, without the records to erase."""
-    storage, erasure, rows = Storage(lake), work.erasure, sum(file.rows for file in work.files)
-    batches = (batch for file in work.files for batch in rows_of(storage, file))
-    if erasure is not None:
-        batches = (batch.filter(pc.invert(erasure.has(batch))) for batch in batches)
-    last = work.files[-1].last
+    Files without such records are left as they are: first, only the columns that decide are read.
+    """
+    storage, erasure, removed = Storage(lake), work.erasure, 0
     try:
-        with FilesWriter(storage, work.topic, work.epoch, file_bytes=1 << 62, last=last, typed=work.typed) as writer:
+        if erasure is not None:
+            decisive = (batch for file in work.files for batch in rows_of(storage, file, ("tag", "seq")))
+            removed = sum(pc.sum(erasure.has(batch)).as_py() or 0 for batch in decisive)
+            if dry_run or not removed:
+                return Rewritten(removed=removed)
+        batches = (batch for file in work.files for batch in rows_of(storage, file))
+        with FilesWriter(
+            storage, work.topic, work.epoch, file_bytes=1 << 62, last=work.files[-1].last, typed=work.typed
+        ) as writer:
             for batch in batches:
-                writer.write(batch)
+                writer.write(batch if erasure is None else batch.filter(pc.invert(erasure.has(batch))))
             new = writer.finish()
-            left = sum(file.rows for file in new)
-            if len(new) > 1 or (erasure is None and left != rows):
+            if len(new) > 1 or sum(file.rows for file in new) != sum(file.rows for file in work.files) - removed:
                 raise Damaged(
                     f"{work.files[0].path} to {work.files[-1].path}: they have records of several dates, or not all of "
                     "their records can be read"
                 )
     except Damaged as error:
         return Rewritten(damage=str(error))
-    return Rewritten(new=new[0] if new else None, removed=rows - left)
-
-
-RunOf = Callable[[Sequence[File]], Run]  # what runs the tasks for these files
-
-
-def run_all(run: RunOf, work: Sequence[Rewrite], task: Callable[..., Rewritten], *, lake: str) -> list[Rewritten]:
-    if not work:
-        return []
-    files = [file for one in work for file in one.files]
-    return run(files)(work, partial(task, lake=lake), result=Rewritten, weight=lambda one: one.size_bytes)
+    return Rewritten(new=new[0] if new else None, removed=removed)
 
 
 def plan_merges(

@@ -15,6 +15,7 @@ MAX_DELAY_MS = 86_400_000
 MAX_DELIVER_AT = 2**53  # the largest integer that every JSON reader represents exactly
 MAX_REASON_BYTES = 4096
 MAX_ERROR_BYTES = 8192
+MAX_PROGRESS_BYTES = 256
 REDRIVE_LIMIT = 1000
 MAX_REDRIVE = 10_000
 
@@ -74,10 +75,21 @@ class NackRequest(AckRequest, gc=False, kw_only=True):
     error: Annotated[JobError | None, "the exception, at most 8192 bytes in all"] = None
 
 
-class ExtendRequest(AckRequest, gc=False, kw_only=True):
-    """Body of `POST /v0/topics/:topic/extend`. The leases run for `lease_ms` from now."""
+class Progress(Struct, frozen=True, omit_defaults=True, gc=False):
+    """How far the worker of a job has come."""
 
-    lease_ms: Annotated[U64, "the leases run for this time from now, 100 to 86400000; a value outside is clamped"]
+    share: Annotated[float, "0 to 1"]
+    text: Annotated[str | None, "what the worker does, at most 256 bytes"] = None
+
+
+class ExtendRequest(AckRequest, gc=False, kw_only=True):
+    """Body of `POST /v0/topics/:topic/extend`. Has `lease_ms`, or `progress`, or both."""
+
+    lease_ms: Annotated[
+        U64 | None,
+        "the leases run for this time from now, 100 to 86400000; a value outside is clamped; unchanged by default",
+    ] = None
+    progress: Annotated[Progress | None, "how far the jobs are: shown while these leases last"] = None
 
 
 class RedriveRequest(Struct, gc=False, forbid_unknown_fields=True):
@@ -165,10 +177,12 @@ class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "key"
     priority: Annotated[U64, "0 to 9; 9 is served first"]
     ts: U64
     data: Json
+    blocked: Annotated[bool, "whether a ready job waits for an earlier one of its key"] = False
     deliver_at: Annotated[U64 | None, "when a delayed job becomes ready, in milliseconds since 1970"] = None
     node: Annotated[str | None, "the worker that holds the job"] = None
     lease_id: str | None = None
     deadline: U64 | None = None
+    progress: Annotated[Progress | None, "how far the worker has come, if it says so"] = None
     reasons: Annotated[list[Reason], "why earlier deliveries failed, the last one last; absent if none is known"] = []
     tag: str | None = None
     key: str | None = None
@@ -224,6 +238,16 @@ def why_of(wanted: NackRequest) -> Why | None:
         raise invalid(f"error may have at most {MAX_ERROR_BYTES} bytes in all", field="error")
     reason = wanted.reason or ": ".join(text for text in (error.type, error.message) if text)[:MAX_REASON_BYTES]
     return (reason, wanted.error) if reason or wanted.error else None
+
+
+def check_extend(wanted: ExtendRequest) -> None:
+    progress = wanted.progress
+    if wanted.lease_ms is None and progress is None:
+        raise invalid("set lease_ms or progress", field="lease_ms")
+    if progress is not None and not 0 <= progress.share <= 1:
+        raise invalid("progress.share must be a number from 0 to 1", field="progress.share")
+    if progress is not None and len((progress.text or "").encode()) > MAX_PROGRESS_BYTES:
+        raise invalid(f"progress.text may have at most {MAX_PROGRESS_BYTES} bytes", field="progress.text")
 
 
 def lease_ms_or(default_ms: int, given_ms: int | None) -> int:

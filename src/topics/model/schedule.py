@@ -82,6 +82,12 @@ class SchedulePreviewRequest(Timing, kw_only=True):
     after: Annotated[Time | None, "list ticks after this time; now by default"] = None
 
 
+class SchedulePauseRequest(Struct, forbid_unknown_fields=True):
+    """Body of `POST /v0/schedules/:schedule/pause`."""
+
+    paused: Annotated[bool, "false lets the ticks go on"] = True
+
+
 class ScheduleState(ScheduleOptions, kw_only=True):
     """A schedule and its position."""
 

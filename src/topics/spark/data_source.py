@@ -15,24 +15,20 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from topics.spark.options import CONNECTION, BadOption, WriteOptions, listed, patient, read_options, write_options
-from topics.spark.pyspark_api import HAS_READ_LIMITS
+from topics.spark.options import BadOption, WriteOptions, patient, read_options, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
-from topics.spark.source.readers import TopicsReader, TopicsStreamReader, UnlimitedStreamReader
+from topics.spark.source.readers import FilteringReader, TopicsReader, TopicsStreamReader
 from topics.spark.source.schema_layout import plain_schema
 
 # --- options of a table in Spark's catalog: `CREATE TABLE orders USING topics OPTIONS (url '…', subscribe 'orders')`
 #
 # Spark passes the options of a table to a Python source only once, when CREATE TABLE asks for the schema. Later it
-# passes the schema alone. So the schema carries the options, as metadata of its first column. Readers get the schema of
-# the table. Writers get the schema of the rows, with the metadata of the table's columns, except for columns that a
-# query takes unchanged from another table: these keep the metadata of that table. The first column is `kind`, which
-# rows of a topic always have, so an insert is refused if `kind` is not NULL.
+# passes the schema alone. So the schema carries the options, as metadata of its first column. Tables are for reading: a
+# writer does not get the schema of its table, but that of the rows, which may come from another one.
 
 KEY = "topics"
 PREFIX = "option."  # CREATE TABLE passes each option twice, once with this prefix, between properties of the table
 _CHOICES = ("subscribe", "subscribeprefix", "subscribepattern", "path")
-_CONNECTION = {name.lower() for name in CONNECTION}
 
 
 def of_create_table(given: Mapping[str, str]) -> dict[str, str] | None:
@@ -67,28 +63,6 @@ def for_reading(given: Mapping[str, str], schema: StructType) -> Mapping[str, st
     return _merged(stored, given)
 
 
-def is_insert(given: Mapping[str, str], schema: StructType) -> bool:
-    """Return whether rows are written to a table, and not with options of their own."""
-    return _stored(schema) is not None and not any(key.lower() in ("url", "topic") for key in given)
-
-
-def for_writing(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
-    """Return the options of a writer: those of the query, over the connection and topic of the table."""
-    stored = _stored(schema)
-    if stored is None or not is_insert(given, schema):
-        return given
-    if "kind" not in schema.fieldNames():
-        raise BadOption("INSERT INTO: a typed table, or one with the option columns, is only for reading")
-    options = {key.lower(): value for key, value in stored.items()}
-    names = listed(options.get("subscribe", ""))
-    if len(names) != 1:
-        raise BadOption(
-            "INSERT INTO: the table does not have exactly one topic; create one with subscribe and one name"
-        )
-    kept = {key: value for key, value in stored.items() if key.lower() in _CONNECTION}
-    return _merged({**kept, "topic": names[0]}, given)
-
-
 def _stored(schema: StructType) -> dict[str, str] | None:
     for field in schema.fields:
         if (text := (field.metadata or {}).get(KEY)) is not None:
@@ -114,13 +88,14 @@ class TopicsSource(DataSource):
         return schema if table is None else with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicsReader(read_options(for_reading(self.options, schema)), schema)
+        options = read_options(for_reading(self.options, schema))
+        return (FilteringReader if options.push_filters else TopicsReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         given = for_reading(self.options, schema)
         options = read_options(given)
         options = structs.replace(options, connection=patient(options.connection, given))
-        return (TopicsStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
+        return TopicsStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(self._write_options(schema), schema, overwrite=overwrite)
@@ -129,5 +104,6 @@ class TopicsSource(DataSource):
         return StreamWriter(self._write_options(schema), schema, overwrite=overwrite)
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        options = write_options(for_writing(self.options, schema))
-        return structs.replace(options, is_insert=is_insert(self.options, schema))
+        if _stored(schema) is not None and not any(key.lower() in ("url", "topic") for key in self.options):
+            raise BadOption('a table of topics is for reading; append rows with df.write.format("topics")')
+        return write_options(self.options)

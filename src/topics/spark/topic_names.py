@@ -13,7 +13,7 @@ from msgspec import Struct
 from topics.client import Client
 from topics.client.request import Summary
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, NoLake
+from topics.lake import Lake
 from topics.plurals import counted
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions, ReadOptions
@@ -44,8 +44,7 @@ def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: La
 def existing_lake(path: str) -> Lake:
     """Return the lake. Raise `NoLake` if there is none; checked before Spark starts, for a clear message."""
     lake = Lake(path)
-    if not lake.exists():
-        raise NoLake(f"{lake.path} is not a lake")
+    lake.check_exists()
     return lake
 
 

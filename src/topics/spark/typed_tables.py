@@ -41,7 +41,12 @@ def table(
     """
     wanted = infer_schema(spark, topic, **options) if schema is None else _struct(schema)
     if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
-        wanted = distinct(wanted)
+        lowered = [name.lower() for name in wanted.fieldNames()]
+        if twice := [name for name in wanted.fieldNames() if lowered.count(name.lower()) > 1]:
+            raise BadOption(
+                f"schema: fields {' and '.join(twice)} differ only in case: pass a schema with one of them, or set "
+                "spark.sql.caseSensitive to true"
+            )
     given = _given(topic, options)
     record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in record_columns(read_options(given))]
     fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
@@ -57,8 +62,6 @@ def table(
     if all(_is_exact(field.dataType) for field in wanted.fields):
         frame = reader.schema(t.StructType(fields)).option("typed", "true").load()
         return frame if columns is None or len(fields) == len(columns) else frame.select(*map(_quoted, columns))
-    if "where" in {name.lower() for name in given}:
-        raise BadOption("where: a table with this schema is parsed by Spark; use .where(…) on the DataFrame")
     # Spark's `from_json` parses types whose text has many forms, such as timestamps.
     frame, parsed = reader.load(), t.StructType([*wanted.fields]).add(MALFORMED, t.StringType())
     value = F.from_json("data", parsed, {"columnNameOfCorruptRecord": MALFORMED}).alias("value")
@@ -83,29 +86,6 @@ def merged_type(spark: SparkSession, texts: Sequence[str]) -> t.DataType:
     [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(texts)}]"))).collect()
     found = t.DataType.fromDDL(ddl)
     return found.elementType if isinstance(found, t.ArrayType) else found
-
-
-def distinct(schema: t.StructType) -> t.StructType:
-    """Return the schema with names that differ in more than case. A changed name keeps the field's in its metadata."""
-    taken = {field.name.lower() for field in schema.fields}
-    seen: set[str] = set()
-    fields = []
-    for field in schema.fields:
-        name, number, metadata = field.name, 1, dict(field.metadata or {})
-        while name.lower() in seen or (number > 1 and name.lower() in taken):
-            number += 1
-            name = f"{field.name}_{number}"
-        if name != field.name:
-            metadata.setdefault("field", field.name)
-        seen.add(name.lower())
-        fields.append(t.StructField(name, _distinct_type(field.dataType), field.nullable, metadata))
-    return t.StructType(fields)
-
-
-def _distinct_type(kind: t.DataType) -> t.DataType:
-    if isinstance(kind, t.StructType):
-        return distinct(kind)
-    return t.ArrayType(_distinct_type(kind.elementType)) if isinstance(kind, t.ArrayType) else kind
 
 
 def _is_exact(kind: t.DataType) -> bool:

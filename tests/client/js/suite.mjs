@@ -281,6 +281,8 @@ test("a body that acks or nacks itself is not corrected", async () => {
   await topics.append(queue, "a", { priority: 9 })
   for await (const job of topics.jobs(queue)) {
     assert.ok(await job.extend(5000))
+    assert.ok(await job.progress(0.4, "page 4 of 10"))
+    for await (const listed of topics.listJobs(queue)) assert.deepEqual(listed.progress, { share: 0.4, text: "page 4 of 10" })
     if (job.deliveries === 1) { assert.ok(await job.nack(0, { reason: "once", error: new RangeError("far") })); continue }
     assert.deepEqual([job.reasons[0].reason, job.reasons[0].error?.type], ["once", "RangeError"])
     assert.ok(await job.ack())
@@ -470,6 +472,7 @@ test("schedules are complete", async () => {
   const ticks = await topics.previewSchedule(topic, { everyMs: 5000, after: 1000 })
   assert.deepEqual(ticks[0], { at: 6000, local: "1970-01-01T00:00:06+00:00" })
   assert.equal(await topics.runSchedule(topic), 1)
+  assert.deepEqual([(await topics.pauseSchedule(topic)).paused, (await topics.pauseSchedule(topic, false)).paused], [true, false])
   assert.deepEqual((await topics.diff(topic)).records.map((r) => [r.data, r.tag]), [[{ do: "report" }, "t"]])
   assert.equal(await topics.dropSchedule(topic), true)
 })

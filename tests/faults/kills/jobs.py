@@ -29,6 +29,9 @@ class Jobs:
         self._done: set[str] = set()  # acked, and answered
         self._dead: set[str] = set()
         self._dead_checked = 0
+        self._overtaken: dict[
+            str, int
+        ] = {}  # jobs that must have left the queue: a later one of their key was given out
         self._tally = tally
         self._number = 0
 
@@ -102,6 +105,7 @@ class Jobs:
         require(payload not in self._done, f"{self.name}: {payload[:40]} was acked and is given out")
         require(payload in queue.jobs, f"{self.name}: no producer wrote {payload[:40]}")
         require(row["lease_id"] not in queue.leases, f"{self.name}: lease {row['lease_id']} was given out twice")
+        self._require_order(payload)
         job = queue.jobs[payload]
         require(job.seq in (0, row["$seq"]), f"{self.name}: {payload[:40]} was {job.seq} and is {row['$seq']}")
         held = job.held(now_ms()) and not job.acks
@@ -109,13 +113,12 @@ class Jobs:
         counted = row["deliveries"] > (job.deliveries if queue.leases_durable else 0)
         require(counted, f"{self.name}: {payload[:40]} was delivered {job.deliveries} times, now {row['deliveries']}")
         if job.key is not None:
-            others = [
-                other.seq
+            # They may be dead letters: a claim without an answer has delivered them more often than is known here.
+            self._overtaken |= {
+                other.payload: row["$seq"]
                 for other in queue.jobs.values()
                 if other.key == job.key and 0 < other.seq < row["$seq"] and not other.acks
-                if other.deliveries <= MAX_DELIVERIES and not other.dead
-            ]
-            require(not others, f"{self.name}: {row['$seq']} of key {job.key} comes before {others}")
+            }
         queue.leases.add(row["lease_id"])
         job.written.status, job.acks, job.seq = "acked", [], row["$seq"]
         job.node, job.lease_id, job.deadline_ms = node, row["lease_id"], row["deadline"]
@@ -133,6 +136,7 @@ class Jobs:
                 if answer is None or job.seq in skipped:
                     job.acks = []
                 else:
+                    self._require_order(job.payload)
                     self._done.add(job.payload)
                     del self.queue.jobs[job.payload]
                     self._tally["acks"] += 1
@@ -174,6 +178,11 @@ class Jobs:
             wrong = job.seq in skipped and job.node == node and job.held(now_ms())
             require(not wrong, f"{self.name}: {node} holds {job.seq} until {job.deadline_ms}, its request was refused")
         return skipped
+
+    def _require_order(self, payload: str) -> None:
+        """Raise if a later job of the same key was given out while this one was in the queue."""
+        later = self._overtaken.get(payload)
+        require(later is None, f"{self.name}: {payload[:40]} is in the queue, and {later} of its key came before it")
 
     # --- check ---
 
@@ -220,6 +229,7 @@ class Jobs:
     def _check_job(self, job: Job, seqs: dict[str, int]) -> None:
         payload = job.payload
         if payload in seqs:
+            self._require_order(payload)
             require(job.seq in (0, seqs[payload]), f"{self.name}: {payload[:40]} moved from {job.seq}")
             job.written.status, job.acks, job.seq = "acked", [], seqs[payload]
             return

@@ -323,7 +323,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
     position = task.CompactPosition(declaration=1, epoch=7, plan=3)
     for _ in range(2):
         writer = task.WriteLatestTopic(
-            connection=ConnectionOptions(servers=(client.url,)), source=topic, topic=into, position=position,
+            connection=ConnectionOptions(server=client.url), source=topic, topic=into, position=position,
             null_removes=False,
         )  # fmt: skip
         [answer] = writer(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))

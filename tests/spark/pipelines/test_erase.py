@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import time
@@ -348,16 +347,13 @@ def family(world: World) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.torture)])
 @pytest.mark.parametrize(
-    "step", [step if step in (0, 5, 9, 12) else pytest.param(step, marks=pytest.mark.torture) for step in range(13)]
+    "step", [step if step in (0, 5, 9, 11) else pytest.param(step, marks=pytest.mark.torture) for step in range(12)]
 )
-def test_run_killed_anywhere_is_finished_and_reported_by_the_next(
+def test_run_killed_anywhere_is_finished_by_the_next(
     world: World, step: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Cut off before a delete or a rewriting, or between that and its note."""
+    """Cut off before or after a delete or a rewriting."""
     left = family(world)
-    (world.lake / "_erase").mkdir()
-    (world.lake / "_erase" / "of another.json.77.tmp").touch()
-    os.utime(world.lake / "_erase" / "of another.json.77.tmp", (0, 0))
     steps = iter(range(100))
 
     def cut(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -379,10 +375,8 @@ def test_run_killed_anywhere_is_finished_and_reported_by_the_next(
             world.erase()
     report = world.erase()
     assert world.everything() == left
-    assert counts_by_store(report) == dict.fromkeys(left, 4)
-    assert (report.figures["topics"], report.figures["lake"], report.figures["copies"]) == (16, 8, 8)
     assert report.ok
-    assert not list((world.lake / "_erase").glob("*"))
+    assert not [item for item in world.client.read("sys:positions") if isinstance(item, Record)]
 
 
 def test_killed_run_without_a_lake_leaves_a_report(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -402,9 +396,8 @@ def test_killed_run_without_a_lake_leaves_a_report(world: World, monkeypatch: py
     before_the_cut, _ = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
     [row] = before_the_cut["topics"]
     assert (before_the_cut["state"], row["topic"], row["records"]) == ("running", "a", 1)
-    report = world.erase()
-    assert (counts_by_store(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
-    assert not [item for item in world.client.read("sys:positions") if isinstance(item, Record)]
+    assert counts_by_store(world.erase())["b"] == 1
+    assert (world.live("a"), world.live("b")) == ([], [])
 
 
 def test_without_a_lake_no_other_record_is_taken_for_an_erased_copy(world: World, monkeypatch: pytest.MonkeyPatch):
@@ -429,7 +422,7 @@ def test_without_a_lake_no_other_record_is_taken_for_an_erased_copy(world: World
     report = world.erase()
 
     assert (world.live("a"), world.live("b")) == ([], ["same"])
-    assert (counts_by_store(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+    assert counts_by_store(report)["a"] == 1
 
 
 def test_dry_run_needs_no_right_to_delete(start_server: StartServer, capsys: pytest.CaptureFixture[str]):
@@ -452,7 +445,6 @@ def test_dry_run_needs_no_right_to_delete(start_server: StartServer, capsys: pyt
         assert [client.topic(topic).count for topic in ("a", "b")] == [2, 2]
 
         assert main([*command, "--topic", "a", "--token", "some"]) == 0
-        assert "the progress cannot be saved" in capsys.readouterr().out
         assert client.topic("a").count == 1
 
 
@@ -468,25 +460,6 @@ def test_damaged_file_of_the_lake_is_reported_as_such(world: World, capsys: pyte
     assert file.name in report["error"]["message"]
     with pytest.raises(Failed, match=file.name):
         world.erase()
-
-
-def test_report_includes_records_of_a_killed_run(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    left = family(world)
-    with monkeypatch.context() as patched:
-        patched.setattr(LakeErasure, "commit", _cut)
-        with pytest.raises(Cut):
-            world.erase()
-    assert main(["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES]) == 0
-    shown = capsys.readouterr().out
-    assert "24 records erased" in shown
-    assert "16 of these were erased by earlier, killed runs." in shown
-    assert world.everything() == left
-
-
-def _cut(*arguments: object, **options: object) -> None:
-    raise Cut
 
 
 @pytest.mark.torture

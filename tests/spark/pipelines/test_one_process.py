@@ -34,19 +34,17 @@ from topics.spark.pipelines.replay import replay
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run import tasks
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.pipelines.run.tasks import Workload, choose, in_threads
-
-WORK = Workload(seqs=12, size_bytes=1500)
+from topics.spark.pipelines.run.tasks import choose, in_threads
 
 
 @pytest.mark.parametrize(
     ("installed", "given", "engine", "reason"),
     [
-        (True, {}, "spark", "12 seqs, 1.5 kB: on Spark"),
-        (False, {}, "process", "12 seqs, 1.5 kB: in this process: PySpark is not installed"),
-        (True, {"asked": True}, "spark", "12 seqs, 1.5 kB: on Spark, as requested"),
-        (True, {"asked": False, "why": "which runs"}, "process", "12 seqs, 1.5 kB: in this process, as requested"),
-        (True, {"why": "which runs"}, "spark", "12 seqs, 1.5 kB: on Spark, which runs"),
+        (True, {}, "spark", "on Spark"),
+        (False, {}, "process", "in this process: PySpark is not installed"),
+        (True, {"asked": True}, "spark", "on Spark, as requested"),
+        (True, {"asked": False, "why": "which runs"}, "process", "in this process, as requested"),
+        (True, {"why": "which runs"}, "spark", "on Spark, which runs"),
         (False, {"spark_only": "where is SQL"}, "spark", "on Spark: where is SQL"),
     ],
 )
@@ -54,7 +52,7 @@ def test_spark_is_used_unless_it_is_missing_or_refused(
     installed: bool, given: dict[str, Any], engine: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tasks, "is_installed", lambda package: installed)
-    found = choose(WORK, **given)
+    found = choose(**given)
     assert (found.engine, found.reason) == (engine, reason)
 
 

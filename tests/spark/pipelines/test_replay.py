@@ -134,7 +134,7 @@ def test_interrupted_plan_is_finished_exactly_without_idempotency_keys(
     position = ReplayPosition(epoch=archived_epoch.epoch, done=0, plan=3000, target_epoch=client.topic(into).epoch)
     Positions(client, f"replay:{wanted.id}:", run="killed").save({"at": position})
     sender = Sender(
-        target=ConnectionOptions(servers=(client.url,)), into=into, id=wanted.id, topic=topic,
+        target=ConnectionOptions(server=client.url), into=into, id=wanted.id, topic=topic,
         epoch=archived_epoch.epoch, start=1, stop=3001,
     )  # fmt: skip
     origin = {"id": wanted.id, "topic": topic, "epoch": archived_epoch.epoch}
@@ -158,7 +158,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
         OutgoingRow(seq, seq, b'{"data":%b,"meta":%b}' % (text, stamped(None, KEY, Origin(**origin, seq=seq))))
         for seq, text in data.items()
     ]
-    sender = Sender(target=ConnectionOptions(servers=(client.url,)), into=into, start=1, stop=10, **origin)
+    sender = Sender(target=ConnectionOptions(server=client.url), into=into, start=1, stop=10, **origin)
     outcome = sender.send(rows)
     [gap] = outcome.gaps
     assert (outcome.records, gap.from_seq, gap.to_seq, gap.epoch) == (9, 5, 5, 7)

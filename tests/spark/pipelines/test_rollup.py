@@ -369,20 +369,17 @@ def test_record_of_another_type_counts_as_null(spark: SparkSession, client: Clie
     assert in_topic(client, f"{topic}.sums") == [(0, "web", 2, 5)]
 
 
-@pytest.mark.parametrize("kind", ["into", pytest.param("table", marks=pytest.mark.torture)])
-def test_declaration_without_output_can_be_corrected(
-    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
-) -> None:
-    output = {"into": f"{topic}.sums"} if kind == "into" else {"table": str(tmp_path / "sums")}
+def test_declaration_is_kept_once_windows_are_planned(spark: SparkSession, client: Client, topic: str):
     sell(client, topic, (0.1, "web", 5), (9, "web", 1))
 
-    def run(*select: str) -> RunReport:
-        return rollup(url=client.url, declaration=declare(topic, select=list(select), **output), spark=spark)
+    def run(*select: str, **options: Any) -> RunReport:
+        declared = declare(topic, select=list(select), into=f"{topic}.sums")
+        return rollup(url=client.url, declaration=declared, spark=spark, **options)
 
     with pytest.raises(BadUsage, match="two columns of the result are called n"):
         run("count(*) AS n", "max(seq) AS N")
     with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
         run("sum(tag::int) AS n")
-    assert run("count(*) AS n").topics[0].records == 1
+    assert run("count(*) AS n", full=True).topics[0].records == 1
     with pytest.raises(BadUsage, match="another declaration"):
         run("max(seq) AS n")

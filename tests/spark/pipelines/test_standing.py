@@ -368,7 +368,7 @@ def test_seqs_in_two_files_are_reported_and_compared(
     second = msgspec.structs.replace(file, path="second.parquet", first=7, last=9, rows=3, bytes=size)
     found = look(
         Stretch(
-            lake=lake.path, connection=ConnectionOptions(servers=(server.url,)), topic=topic, epoch=written.epoch,
+            lake=lake.path, connection=ConnectionOptions(server=server.url), topic=topic, epoch=written.epoch,
             first=1, last=10, files=[file, second],
         )
     )  # fmt: skip

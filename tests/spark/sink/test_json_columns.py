@@ -12,7 +12,6 @@ import pytest
 from msgspec import Raw
 from pyspark.sql import types as t
 
-from topics.spark.pyspark_api import TIME_TYPES
 from topics.spark.sink.json_columns import NoJson, encode, json_column
 
 Convert = Callable[[Any], Any]
@@ -94,7 +93,7 @@ def converter(kind: t.DataType, where: str) -> Convert | None:
         return _or_null(lambda value: _moment(value.astimezone(UTC).replace(tzinfo=None)) + "Z")
     if isinstance(kind, t.TimestampNTZType):
         return _or_null(_moment)
-    if isinstance(kind, (t.DateType, *TIME_TYPES)):
+    if isinstance(kind, t.DateType | t.TimeType):
         return _or_null(lambda value: value.isoformat())
     if isinstance(kind, t.BinaryType):
         return _or_null(lambda value: base64.b64encode(value).decode())

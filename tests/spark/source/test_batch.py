@@ -170,23 +170,6 @@ def test_kafka_columns_have_kafka_names(spark: SparkSession, server: ServerProce
     assert (two.key, two.headers, two.timestampType, two.kind) == (None, None, 1, "record")
 
 
-def test_rows_of_several_servers_name_their_server(
-    spark: SparkSession, server: ServerProcess, client: Client, start_server: StartServer
-):
-    other = start_server()
-    client.append("both", [{"data": "here"}] * 3)
-    with Client(other.url) as far:
-        far.append("both", [{"data": "there"}] * 2)
-        far.append("only", [{"data": "there"}])
-    url = f"{server.url},{other.url}"
-    frame = load(spark, url=url, subscribe="both,only", startingOffsets=json.dumps({server.url: {"both": 2}}))
-    rows = sorted((row.server, row.topic, row.seq) for row in frame.collect())
-    assert rows == sorted([
-        (server.url, "both", 2), (server.url, "both", 3), (other.url, "both", 1), (other.url, "both", 2),
-        (other.url, "only", 1),
-    ])  # fmt: skip
-
-
 def test_topics_are_selected_by_prefix_and_pattern(spark: SparkSession, server: ServerProcess, client: Client):
     for name in ("eu.a", "eu.b", "us.a"):
         client.append(name, [{"data": name}])

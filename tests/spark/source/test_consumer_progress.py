@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.conftest import ServerProcess
 from tests.contract.api import Api
 from topics.spark.options import BadOption, read_options
-from topics.spark.pyspark_api import ReadAllAvailable
 from topics.spark.source.readers import TopicsReader, TopicsStreamReader
 
 

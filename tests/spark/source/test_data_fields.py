@@ -10,11 +10,11 @@ from pyspark.sql import types as t
 
 from topics.lake.json_fields import JsonFields
 from topics.spark.options import BadOption
-from topics.spark.source.schema_layout import data_field
+from topics.spark.source.schema_layout import arrow_type
 
 
 def fields_of(*fields: t.StructField) -> JsonFields:
-    return JsonFields([data_field(field, field.name) for field in fields])
+    return JsonFields([pa.field(one.name, arrow_type(one.dataType, one.name)) for one in fields])
 
 
 def parse(kind: t.DataType, *values: str, name: str = "a") -> tuple[list[Any], list[int]]:
@@ -75,14 +75,6 @@ def test_records_that_are_no_objects_are_malformed():
     assert (column.to_pylist(), malformed) == ([1, None, None, None, 2, None, 4], [1, 2])
 
 
-def test_renamed_column_is_read_from_its_field():
-    inner = t.StructType([t.StructField("B_2", t.LongType(), True, {"field": "B"})])
-    fields = fields_of(t.StructField("A_2", inner, True, {"field": "A"}))
-    texts = ['{"a": 5, "A": {"B": 1, "b": 2}}', '{"A": {"B": "x"}}']
-    [column], malformed = fields.parse(pa.array(texts))
-    assert (column.to_pylist(), malformed) == ([{"B_2": 1}, {"B_2": None}], [1])
-
-
 def test_type_without_a_form_is_refused():
     with pytest.raises(BadOption, match="column a is of type interval"):
-        data_field(t.StructField("a", t.DayTimeIntervalType()), "a")
+        arrow_type(t.DayTimeIntervalType(), "a")

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, StringStartsWith
 
@@ -14,9 +15,8 @@ from tests.conftest import ServerProcess
 from tests.spark.world import load
 from topics.client import Client
 from topics.spark.options import read_options
-from topics.spark.source.readers import ReadPartition, TopicsReader
+from topics.spark.source.readers import PUSHDOWN, FilteringReader, ReadPartition
 
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 CONDITIONS: dict[str, Callable[[Any], object]] = {
     "topic = 'f.one'": lambda row: row.topic == "f.one",
     "topic IN ('f.one', 'f.three')": lambda row: row.topic != "f.two",
@@ -44,16 +44,25 @@ def filled(server: ServerProcess) -> str:
     return server.url
 
 
-@pytest.fixture(params=[pytest.param("off", marks=pytest.mark.torture), "on"])
-def pushing(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
-    spark.conf.set(PUSHDOWN, "true" if request.param == "on" else "false")
-    yield request.param
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[None]:
+    spark.conf.set(PUSHDOWN, "true")
+    yield
     spark.conf.unset(PUSHDOWN)
+
+
+def test_spark_refuses_the_option_without_its_setting(spark: SparkSession, filled: str):
+    spark.conf.set(PUSHDOWN, "false")
+    try:
+        with pytest.raises(PySparkException, match="filterPushdown"):
+            load(spark, url=filled, subscribe="f.one", pushFilters="true").count()
+    finally:
+        spark.conf.unset(PUSHDOWN)
 
 
 @pytest.mark.parametrize("conditions", [FEW, pytest.param(CONDITIONS, marks=pytest.mark.torture)], ids=["few", "all"])
 def test_pushed_condition_selects_the_same_rows(
-    spark: SparkSession, filled: str, pushing: str, conditions: dict[str, Callable[[Any], object]]
+    spark: SparkSession, filled: str, pushing: None, conditions: dict[str, Callable[[Any], object]]
 ):
     rows = load(spark, url=filled, subscribePrefix="f.").collect()
     expected = {text: {(row.topic, row.seq) for row in rows if holds(row)} for text, holds in conditions.items()}
@@ -65,7 +74,7 @@ def test_pushed_condition_selects_the_same_rows(
     assert found == expected
 
 
-def test_by_default_one_query_does_not_narrow_the_next(spark: SparkSession, filled: str, pushing: str):
+def test_by_default_one_query_does_not_narrow_the_next(spark: SparkSession, filled: str, pushing: None):
     frame = load(spark, url=filled, subscribePrefix="f.")
     assert frame.where("seq < 3").count() == 6
     assert frame.count() == 36
@@ -84,7 +93,7 @@ def test_spark_reuses_pushed_filters_for_later_queries(spark: SparkSession, fill
 
 
 def planned(url: str, *filters: object) -> list[tuple[str, int, int]]:
-    reader = TopicsReader(read_options({"url": url, "subscribePrefix": "f.", "pushFilters": "true"}))
+    reader = FilteringReader(read_options({"url": url, "subscribePrefix": "f.", "pushFilters": "true"}))
     assert list(reader.pushFilters(list(filters))) == list(filters)
     parts = [part for part in reader.partitions() if isinstance(part, ReadPartition)]
     return [(span.topic, span.start, span.stop) for part in parts for span, _ in part.spans]
@@ -98,7 +107,7 @@ def test_filters_narrow_the_plan(filled: str):
 
 
 def test_tag_is_pushed_to_the_server(filled: str):
-    reader = TopicsReader(read_options({"url": filled, "subscribe": "f.one", "pushFilters": "true"}))
+    reader = FilteringReader(read_options({"url": filled, "subscribe": "f.one", "pushFilters": "true"}))
     reader.pushFilters([EqualTo(("tag",), "x")])
     read = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert [row["seq"] for row in read] == [2, 6, 10]

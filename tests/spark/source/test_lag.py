@@ -23,10 +23,6 @@ def test_recreated_topic_is_unread_from_its_first_seq():
     assert lag(progress({"a": at(1, 500)}, {"a": at(2, 9)})) == {"a": 8}
 
 
-def test_topics_of_several_servers_have_the_server_before_their_name():
-    assert lag(progress({"http://a": {"t": at(1, 1)}}, {"http://a": {"t": at(1, 4)}})) == {"http://a/t": 3}
-
-
 def test_unknown_latest_offset_is_no_lag():
     assert lag(progress({"a": at(1, 5)}, None)) is None
     assert lag({"sources": [{"endOffset": "7", "latestOffset": "9"}]}) is None

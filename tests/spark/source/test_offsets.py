@@ -3,24 +3,18 @@
 import json
 
 import pytest
-from msgspec import structs
 
 from topics.spark.source import offsets
-from topics.spark.source.offsets import ForeignOffset, OffsetCodec, StreamPosition, advance, share, spans
+from topics.spark.source.offsets import ForeignOffset, StreamPosition, advance, share, spans
 from topics.spark.source.plan import TopicExtent
 
-ONE = OffsetCodec(("http://a",))
-TWO = OffsetCodec(("http://a", "http://b"))
 
-
-def extent(
-    topic: str = "t", *, epoch: int = 1, earliest: int = 1, head: int = 0, server: str = "http://a"
-) -> TopicExtent:
-    return TopicExtent(server=server, topic=topic, epoch=epoch, earliest=earliest, head=head)
+def extent(topic: str = "t", *, epoch: int = 1, earliest: int = 1, head: int = 0) -> TopicExtent:
+    return TopicExtent(server="http://a", topic=topic, epoch=epoch, earliest=earliest, head=head)
 
 
 def at(**topics: tuple[int, int]) -> offsets.StreamPositions:
-    return {("http://a", topic): StreamPosition(*position) for topic, position in topics.items()}
+    return {topic: StreamPosition(*position) for topic, position in topics.items()}
 
 
 def step(
@@ -30,7 +24,7 @@ def step(
     begin, end = advance(known, extents, first_seq=lambda _: 1, budget=budget)
     shown = [
         f"{span.topic}@{span.epoch}:{span.start}-{span.stop - 1} {span.lost or ''}".strip()
-        for span in spans(begin, end)
+        for span in spans("http://a", begin, end)
     ]
     return end, shown
 
@@ -74,8 +68,8 @@ def test_topic_that_lost_everything_reports_it():
 
 
 def test_unused_share_goes_to_the_other_topics():
-    rooms = {("a", "small"): 10, ("a", "big"): 1000, ("a", "bigger"): 5000}
-    assert share(rooms, 210, turn=0) == {("a", "small"): 10, ("a", "big"): 100, ("a", "bigger"): 100}
+    rooms = {"small": 10, "big": 1000, "bigger": 5000}
+    assert share(rooms, 210, turn=0) == {"small": 10, "big": 100, "bigger": 100}
 
 
 def test_topics_take_turns_with_a_small_budget():
@@ -90,42 +84,14 @@ def test_large_batch_ends_on_the_grid_or_at_the_head():
     assert step(at(t=(1, 1)), extent(head=20_400), budget=20_500)[0] == at(t=(1, 20_401))
 
 
-@pytest.mark.parametrize("names", [ONE, TWO], ids=["one server", "several"])
-def test_offsets_survive_json_with_sorted_names(names: OffsetCodec):
+def test_offsets_survive_json_with_sorted_names():
     positions = at(b=(1, 2), a=(3, 4), c=(5, 6))
-    text = json.dumps(names.dump(positions, positions))
-    assert names.load(json.loads(text)) == (positions, positions)
+    text = json.dumps(offsets.dump(positions, positions))
+    assert offsets.load(json.loads(text)) == (positions, positions)
     assert text.index('"a"') < text.index('"b"') < text.index('"c"')
-
-
-def test_single_server_may_change_its_url():
-    offset = ONE.dump(at(t=(1, 1)), at(t=(1, 2)))
-    assert OffsetCodec(("http://elsewhere",)).load(offset)[1] == {("http://elsewhere", "t"): StreamPosition(1, 2)}
 
 
 @pytest.mark.parametrize("offset", [{}, {"to": {}}, {"from": {"t": 5}, "to": {"t": 6}}, {"from": 1, "to": 2}])
 def test_foreign_checkpoint_is_refused(offset: dict[str, object]):
     with pytest.raises(ForeignOffset, match="not an offset of topics"):
-        ONE.load(offset)
-
-
-def test_checkpoint_of_one_server_is_refused_with_several():
-    with pytest.raises(ForeignOffset, match="several"):
-        TWO.load(ONE.dump(at(t=(1, 1)), at(t=(1, 2))))
-
-
-def test_archived_only_topic_continues_for_readers_of_its_epoch():
-    only_archived = structs.replace(extent(epoch=3, head=9), only_archived=True)
-    known = {("http://b", "t"): StreamPosition(3, 5)}
-    assert offsets.with_known_server(known, only_archived).server == "http://b"
-    assert offsets.with_known_server({("http://b", "t"): StreamPosition(4, 5)}, only_archived).server == "http://a"
-    assert offsets.with_known_server(known, extent(epoch=3, head=9)).server == "http://a"
-
-
-@pytest.mark.parametrize(
-    ("known", "readable"),
-    [({}, True), (at(t=(3, 5)), True), (at(t=(3, 10)), True), (at(t=(3, 11)), False), (at(t=(2, 99)), True),
-     (at(t=(4, 1)), False)],
-)  # fmt: skip
-def test_lake_is_used_unless_it_ends_before_the_position(known: offsets.StreamPositions, readable: bool):
-    assert offsets.is_readable(known, structs.replace(extent(epoch=3, head=9), only_archived=True)) == readable
+        offsets.load(offset)

@@ -139,24 +139,6 @@ def test_evicted_range_is_a_gap_and_costs_nothing_of_the_rate(
 
 
 @pytest.mark.torture
-def test_several_servers_are_one_stream(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
-):
-    """The same server under two names stands for two."""
-    other = server.url.replace("127.0.0.1", "localhost")
-    numbers(client, topic, range(3))
-    stream = source(spark, f"{server.url},{other}", subscribe=topic)
-    [batch] = drain(stream, tmp_path)
-    assert sorted((row.server, row.seq) for row in batch) == sorted(
-        (name, seq) for name in (server.url, other) for seq in (1, 2, 3)
-    )
-    numbers(client, topic, range(3, 4))
-    [batch] = drain(stream, tmp_path)
-    assert sorted((row.server, row.seq) for row in batch) == sorted([(server.url, 4), (other, 4)])
-    assert "written with one server" in fails(lambda: drain(source(spark, server.url, subscribe=topic), tmp_path))
-
-
-@pytest.mark.torture
 def test_continuous_stream_sees_new_records_soon(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):

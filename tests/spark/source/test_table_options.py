@@ -1,7 +1,5 @@
 """Options of catalog tables travel in the schema. Without a session."""
 
-from typing import Any
-
 import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
@@ -32,28 +30,6 @@ def test_reader_gets_the_options_of_the_table_under_those_of_the_query():
 def test_dataframe_with_its_own_topic_ignores_a_table():
     given = {"subscribe": "other"}
     assert table_options.for_reading(given, stored(url="http://a", subscribe="t")) == given
-
-
-def test_writer_gets_connection_and_topic_of_the_table():
-    schema = stored(url="http://a", subscribe="t", startingOffsets="latest", tokenFile="/key")
-    found = table_options.for_writing({"writeId": "x"}, schema)
-    assert found == {"url": "http://a", "tokenFile": "/key", "topic": "t", "writeId": "x"}
-    assert table_options.is_insert({}, schema)
-    own: dict[str, Any] = {"url": "http://b"}
-    assert table_options.for_writing(own, schema) == own
-    assert not table_options.is_insert(own, schema)
-
-
-@pytest.mark.parametrize("options", [{"subscribe": "a,b"}, {"subscribePrefix": "a"}])
-def test_table_of_several_topics_cannot_be_written(options: dict[str, str]):
-    with pytest.raises(BadOption, match="does not have exactly one topic"):
-        table_options.for_writing({}, stored(**options))
-
-
-def test_typed_table_cannot_be_written():
-    typed = table_options.with_options(StructType().add("sku", StringType()), {"subscribe": "t", "typed": "true"})
-    with pytest.raises(BadOption, match="only for reading"):
-        table_options.for_writing({}, typed)
 
 
 def test_key_is_not_stored_in_the_catalog():

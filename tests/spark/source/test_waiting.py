@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.conftest import ServerProcess
 from tests.spark.streams import numbers
@@ -12,7 +13,6 @@ from topics.client import Client
 from topics.client.call import Request
 from topics.client.connection import Connection
 from topics.spark.options import read_options
-from topics.spark.pyspark_api import ReadAllAvailable
 from topics.spark.source.readers import TopicDeleted, TopicsStreamReader
 
 

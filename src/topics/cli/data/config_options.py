@@ -34,6 +34,12 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
+def _rate(text: str) -> Any:
+    """Return `10` as a rate of 10 jobs in a second."""
+    found = _json_or_text(text)
+    return {"per_s": found} if type(found) in (int, float) else found
+
+
 class Field(NamedTuple):
     """One field: its option, how its value is read and printed, and what it means."""
 
@@ -88,9 +94,9 @@ FIELDS = (
     Field("max_in_flight", "--max-in-flight", "N", parse_count, "queues: most jobs held at a time", show=count),
     Field("max_in_flight_per_key", "--max-in-flight-per-key", "N", parse_count,
           "queues: most jobs of one key held at a time [1]", show=count),
-    Field("rate", "--rate", "JSON", _json_or_text,
-          "queues: most deliveries: null, or '{\"per_s\": 10, \"burst\": 5}'", show=json.dumps),
-    Field("rate_per_key", "--rate-per-key", "JSON", _json_or_text, "queues: the same for each key", show=json.dumps),
+    Field("rate", "--rate", "RATE", _rate,
+          "queues: most deliveries in a second: 10, or null, or '{\"per_s\": 10, \"burst\": 5}'", show=json.dumps),
+    Field("rate_per_key", "--rate-per-key", "RATE", _rate, "queues: the same for each key", show=json.dumps),
     Field("paused", "--paused", "BOOL", _boolean, "queues: give out no jobs [false]"),
 )  # fmt: skip
 BY_NAME = {field.name: field for field in FIELDS}
@@ -99,7 +105,8 @@ BY_NAME = {field.name: field for field in FIELDS}
 def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configuration")
     for field in FIELDS:
-        row: dict[str, Any] = {"type": field.parse, "choices": field.choices or None}
+        # Without the option there is no attribute, because `--rate null` is a value, too.
+        row: dict[str, Any] = {"type": field.parse, "choices": field.choices or None, "default": argparse.SUPPRESS}
         option(f"{field.flag} {field.metavar}", field.help, dest=f"config_{field.name}", **row)(group)
     option(
         "--set FIELD=JSON", "set any field of the API, such as archive='{\"hold\": true}'",
@@ -109,8 +116,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields that the options set."""
-    given = {field.name: getattr(args, f"config_{field.name}") for field in FIELDS}
-    return {name: value for name, value in given.items() if value is not None} | dict(args.config_set)
+    given = vars(args)
+    fields = {field.name: given[dest] for field in FIELDS if (dest := f"config_{field.name}") in given}
+    return fields | dict(args.config_set)
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SIZE = re.compile(r"(\d+)(|k|K|M|G|T|KiB|MiB|GiB|TiB|B)")
 _FACTORS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+PROGRESS_CHARS = 64  # the API takes 256 bytes, and a character has at most four
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -61,6 +62,15 @@ def parse_seqs(text: str) -> list[int]:
     if not 1 <= first <= last or last - first >= 100_000:
         raise ArgumentTypeError(f"{text!r} is not a range of seqs from 1 up, of at most 100,000")
     return list(range(first, last + 1))
+
+
+def parse_progress(text: str) -> dict[str, float | str]:
+    """Return the share and the text of `0.4 page 4 of 10`."""
+    found = re.fullmatch(r"(0|1|0?\.\d{1,9}|[01]\.0*)(?:\s+(.*))?", text.strip())
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} does not begin with a number from 0 to 1, such as 0.4")
+    words = (found[2] or "")[:PROGRESS_CHARS]
+    return {"share": float(found[1])} | ({"text": words} if words else {})
 
 
 def parse_time(text: str) -> int:

@@ -17,7 +17,7 @@ from topics.cli.options import QUEUE, Row, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record
 from topics.cli.output.screen import Columns, Styled, confirm, highlighted
-from topics.cli.output.units import count, duration, moment, parse_seqs
+from topics.cli.output.units import count, duration, moment, parse_progress, parse_seqs
 from topics.cli.queues.work import queue_state, work
 from topics.client.call import Request, given, topic_path
 from topics.clock import SystemClock
@@ -33,6 +33,7 @@ REASON = "$dead_letter_reason"
 QUEUE_COLUMNS: Columns = {
     "queue": lambda row: Styled(row["topic"] + " (paused)" * row["paused"], "bold"),
     "ready>": lambda row: highlighted(row["ready"], "green"),
+    "blocked>": lambda row: highlighted(row.get("blocked", 0), "yellow"),
     "in flight>": lambda row: count(row["in_flight"]),
     "delayed>": lambda row: count(row["delayed"]),
     "dead ever>": lambda row: highlighted(row["dead_lettered"], "red"),
@@ -40,12 +41,13 @@ QUEUE_COLUMNS: Columns = {
     "deliveries>": lambda row: count(row["max_deliveries"]) if row["max_deliveries"] else "any",
     "dead letters": lambda row: row.get("dead_letter_error") or row["dead_letter"] or "none",
 }
-JOB_STYLES = {"ready": "green", "in_flight": "yellow"}
+JOB_STYLES = {"ready": "green", "in flight": "yellow", "blocked": "yellow"}
 JOB_COLUMNS: Columns = {
     "seq>": lambda job: str(job["$seq"]),
-    "state": lambda job: Styled(job["state"].replace("_", " "), JOB_STYLES.get(job["state"], "dim")),
+    "state": lambda job: _state(job),
     "deliveries>": lambda job: str(job["deliveries"]),
     "held by": lambda job: job.get("node") or "",
+    "progress": lambda job: _progress(job.get("progress")),
     "until": lambda job: _until(job.get("deadline") or job.get("deliver_at") or 0),
     "tag": lambda job: job.get("$tag") or "",
     "key": lambda job: job.get("$key") or "",
@@ -71,6 +73,15 @@ def _decoded(raw: bytes) -> dict[str, Any]:
 
 def _first_line(text: object) -> str:
     return str(text).partition("\n")[0]
+
+
+def _state(job: dict[str, Any]) -> Styled:
+    text = "blocked" if job.get("blocked") else job["state"].replace("_", " ")
+    return Styled(text, JOB_STYLES.get(text, "dim"))
+
+
+def _progress(progress: dict[str, Any] | None) -> str:
+    return "" if progress is None else f"{progress['share']:.0%} {progress.get('text') or ''}".rstrip()
 
 
 def _until(ms: int) -> str:
@@ -134,11 +145,26 @@ def claim(call: Call) -> int:
         else:
             call.screen.json(job)
     if not jobs:
-        call.screen.note("no job is ready")
+        call.screen.note(f"no job is ready{_why_none(queue_state(call))}")
         return EXIT_NOT_FOUND
     if call.screen.is_human:
         call.screen.note(f"finish with `topics queue ack {call.args.queue} SEQ`, or return with `topics queue nack`")
     return EXIT_DONE
+
+
+def _why_none(state: dict[str, Any]) -> str:
+    """Return why a claim got no job although the queue has some."""
+    queue, config, name = state["queue"], state["config"], state["topic"]
+    if config["paused"]:
+        return f": the queue is paused; `topics queue resume {name}` goes on"
+    if not state["count"]:
+        return ""
+    if 0 < config["max_in_flight"] <= queue["in_flight"]:
+        return f": workers hold {counted(queue['in_flight'], 'job')}, as many as `max_in_flight` allows"
+    if queue["ready"] > queue.get("blocked", 0):
+        return ": `rate` allows no further job now"
+    waiting = f"{queue.get('blocked', 0):,} blocked by an earlier job of their key"
+    return f": {queue['in_flight']:,} in flight, {queue['delayed']:,} delayed, {waiting}"
 
 
 SEQS = option("SEQ…", "jobs, or ranges such as 7-9", dest="seqs", type=parse_seqs)
@@ -154,7 +180,9 @@ def _about_held(name: str, help: str, member: str, verb: str, *options: Row, exa
 
     def run(call: Call) -> None:
         answer = call.ask()
-        call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}")
+        moved = answer.get("dead_lettered", 0)
+        dead = f", and moved {moved:,} of them to the dead letters" if moved else ""
+        call.screen.result(answer, f"{verb} {counted(answer[member], 'job')}{dead}")
         if answer["skipped"] and call.screen.is_human:
             seqs = ", ".join(map(str, answer["skipped"]))
             call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")
@@ -173,9 +201,11 @@ nack = _about_held(
     delay_ms="delay", reason="reason", examples="  topics queue nack mail 7 --delay 1m --reason 'server is busy'\n",
 )  # fmt: skip
 extend = _about_held(
-    "extend", "hold jobs longer", "extended", "extended",
-    option("--lease DURATION", "hold for this time from now", required=True),
-    lease_ms="lease", examples="  topics queue extend mail 7 --lease 10m\n",
+    "extend", "hold jobs longer, or show how far they are", "extended", "extended",
+    option("--lease DURATION", "hold for this time from now"),
+    option("--progress PROGRESS", "a number from 0 to 1, and a text", type=parse_progress),
+    lease_ms="lease", progress="progress",
+    examples="  topics queue extend mail 7 --lease 10m\n  topics queue extend mail 7 --progress '0.4 image 4 of 10'\n",
 )  # fmt: skip
 
 

@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
+from argparse import ArgumentTypeError
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,13 +24,14 @@ from topics.cli.connect.server import Server, get, post
 from topics.cli.options import QUEUE, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, usage
 from topics.cli.output.records import elements, members
-from topics.cli.output.units import duration
+from topics.cli.output.units import duration, parse_progress
 from topics.client.call import Request, topic_path
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
 WAIT_MS = 1000  # of a claim; also how long a stop waits for one
 PAUSE_S = 0.5
+PROGRESS_S = 1.0  # between two looks at what the program has written
 LAST_BYTES = 2048  # of standard error, for the reason of a nack
 
 
@@ -76,8 +80,9 @@ def queue_state(call: Call) -> dict[str, Any]:
     ],
     usage="QUEUE -- COMMAND…",
     details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG, TOPICS_RECORD_KEY "
-    "and TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running "
-    "programs finish; a second signal ends them.",
+    "and TOPICS_DELIVERIES in its environment. The lease is extended while it runs. What it writes to the file "
+    "TOPICS_PROGRESS, such as `0.4 page 4 of 10`, is its progress in `queue peek` and the console. On SIGINT or "
+    "SIGTERM, running programs finish; a second signal ends them.",
     examples="""\
   topics queue work mail -- ./send-mail
   topics queue work pictures -j 4 --timeout 5m -- sh -c 'jq -r .url | xargs curl -O'
@@ -118,7 +123,7 @@ class Pool:
 
     def run(self) -> int:
         threads = [threading.Thread(target=self._work) for _ in range(self.call.args.concurrency)]
-        with early_signals.handled(self._signalled):
+        with early_signals.handled(self._signalled), tempfile.TemporaryDirectory(prefix="topics-work-") as self.folder:
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -194,9 +199,11 @@ class Pool:
 
         Return None if it succeeded, else what went wrong, and the end of what it wrote to standard error.
         """
+        progress = Path(self.folder, job.lease_id)
         env = {
             **os.environ, "TOPICS_QUEUE": self.call.args.queue, "TOPICS_SEQ": str(job.seq),
             "TOPICS_DELIVERIES": str(job.deliveries), "TOPICS_TAG": job.tag or "", "TOPICS_RECORD_KEY": job.key or "",
+            "TOPICS_PROGRESS": str(progress),
         }  # fmt: skip
         try:
             # A group of its own: Ctrl-C reaches this process, which lets the program finish.
@@ -211,14 +218,16 @@ class Pool:
         last = bytearray()
         copying = threading.Thread(target=_copy_stderr, args=(process, last), daemon=True)
         copying.start()
-        problem = self._wait(server, job, process)
+        problem = self._wait(server, job, process, progress)
+        progress.unlink(missing_ok=True)
         copying.join(PAUSE_S)  # a program that it started may keep the pipe open
         return problem, bytes(last)
 
-    def _wait(self, server: Server, job: Job, process: subprocess.Popen[bytes]) -> str | None:
-        """Wait for the program and extend the lease meanwhile."""
+    def _wait(self, server: Server, job: Job, process: subprocess.Popen[bytes], progress: Path) -> str | None:
+        """Wait for the program, extend the lease meanwhile, and report its progress once a second."""
         lease_s = self.call.args.lease / 1000
-        began = extended = time.monotonic()
+        began = extended = looked = time.monotonic()
+        reported = b""
         timeout_s = None if self.call.args.timeout is None else self.call.args.timeout / 1000
         announced = False
         while True:
@@ -234,16 +243,23 @@ class Pool:
             if self.ending.is_set() or (timeout_s is not None and now - began > timeout_s):
                 _end(process)
                 return "interrupted" if self.ending.is_set() else f"timed out after {duration((now - began) * 1000)}"
-            if now - extended > lease_s / 3:
-                extended = now
-                if not self._extend(server, job):
+            written = reported
+            if now - looked > PROGRESS_S:
+                looked = now
+                with suppress(OSError):
+                    written = progress.read_bytes()
+            if now - extended > lease_s / 3 or written != reported:
+                extended, reported = now, written
+                if not self._extend(server, job, written):
                     _end(process)
                     return "cancelled"
 
-    def _extend(self, server: Server, job: Job) -> bool:
-        """Extend the lease. Return False if the job was cancelled."""
+    def _extend(self, server: Server, job: Job, written: bytes) -> bool:
+        """Extend the lease, and report the progress that the program has written. Return False if it was cancelled."""
         held = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
         body = {**held, "lease_ms": self.call.args.lease}
+        with suppress(ArgumentTypeError):  # half a line, or none
+            body["progress"] = parse_progress(written.decode(errors="replace").rstrip().rpartition("\n")[2])
         try:
             return not server.json(post(topic_path(self.call.args.queue, "extend"), body)).get("cancelled")
         except TopicsError as error:

@@ -326,6 +326,14 @@ class AsyncManagementCalls(AsyncCalls):
         """
         return (await self._http.call("POST", schedule_path(name, "run"), scheduling.ScheduleRun)).seq
 
+    async def pause_schedule(self, name: str, *, paused: bool = True) -> scheduling.ScheduleAnswer:
+        """Let a schedule have no ticks, or with `paused=False` have them again. Missed ticks are not caught up.
+
+        await topics.pause_schedule("nightly")
+        """
+        path = schedule_path(name, "pause")
+        return await self._http.call("POST", path, scheduling.ScheduleAnswer, body={"paused": paused})
+
     async def preview_schedule(self, name: str, **timing: Unpack[ScheduleOptions]) -> list[scheduling.TickTime]:
         """Return the next ten ticks of a schedule, or those that another timing would have. Nothing is stored.
 

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from topics.client._async.management import AsyncCalls
 from topics.client.call import failure_of, given, topic_path
+from topics.client.errors import TopicsError
 from topics.client.items import Match, Record
 from topics.model import queue
 
@@ -100,11 +101,33 @@ class AsyncJob:
 
         await job.extend(60_000)
         """
+        return await self._extend(lease_ms=lease_ms)
+
+    async def progress(self, share: float, text: str | None = None) -> bool:
+        """Report how far the job is, from 0 to 1, for the console and `list_jobs`. Return False if the lease had ended.
+
+        The lease stays as it is, and a restart of the server forgets the progress. Each call is one request: a job does
+        not fail because a busy server, or none, answers it.
+
+        await job.progress(0.4, "400 of 1,000 pages")
+        """
+        try:
+            return await self._extend(progress=queue.Progress(share, text), retries=0)
+        except TopicsError as error:
+            if not error.retryable:
+                raise
+            return True
+
+    async def _extend(
+        self, *, lease_ms: int | None = None, progress: queue.Progress | None = None, retries: int | None = None
+    ) -> bool:
         answer = await self._client.extend(
-            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, lease_ids=[self.lease_id]
-        )
+            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, progress=progress, lease_ids=[self.lease_id],
+            retries=retries,
+        )  # fmt: skip
         if answer.extended:
             self.deadline = answer.deadlines[str(self.seq)]
+        self.is_cancelled = self.is_cancelled or bool(answer.cancelled)
         return answer.extended == 1
 
     def __repr__(self) -> str:
@@ -226,15 +249,16 @@ class AsyncQueueCalls(AsyncCalls):
         seqs: Sequence[int],
         *,
         node: str,
-        lease_ms: int,
+        lease_ms: int | None = None,
+        progress: queue.Progress | None = None,
         lease_ids: Sequence[str] | None = None,
         retries: int | None = None,
     ) -> queue.ExtendAnswer:
-        """Hold jobs for `lease_ms` from now.
+        """Hold jobs for `lease_ms` from now, or report the progress of their worker, or both.
 
         await topics.extend("emails", [7], node="worker-1", lease_ms=30_000)
         """
-        body = {"node": node, "seqs": seqs, "lease_ms": lease_ms, **given(lease_ids=lease_ids)}
+        body = {"node": node, "seqs": seqs, **given(lease_ms=lease_ms, progress=progress, lease_ids=lease_ids)}
         return await self._http.call(
             "POST", topic_path(topic, "extend"), queue.ExtendAnswer, body=body, retries=retries
         )

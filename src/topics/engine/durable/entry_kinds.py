@@ -47,7 +47,7 @@ KINDS = (
     Kind(entries.Configure, apply.replay_configure, own),
     Kind(entries.Drop, lambda state, topic, _: apply.drop(state, topic), own),
     Kind(entries.Append, apply.replay_append, own),
-    Kind(entries.Delete, lambda _, topic, entry: apply.delete(topic, entry), own),
+    Kind(entries.Delete, apply.replay_delete, own),
     Kind(entries.Ceiling, apply.replay_ceiling, own),
     # A router that moves makes the topics before it catch up, and the routers behind it.
     Kind(RouterPut, routers.put_router, None),

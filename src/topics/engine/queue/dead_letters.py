@@ -276,7 +276,7 @@ def _render(letters: list[Letter], topic_id: int, first: int, ts: int) -> entrie
 
 
 def _delete(move: Moved) -> entries.Delete:
-    return entries.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs))
+    return entries.Delete(move.topic_id, 0, None, "", move.at_ms, sorted(move.seqs), done=True)
 
 
 def _leave(source: Topic, move: Moved, leaving: Removal) -> None:
@@ -290,6 +290,8 @@ def replay_moved(state: State, entry: Moved) -> None:
     if entry.append is not None and dest is None:
         return  # the log lost the creation of the other topic: the jobs stay where they are
     if (source := state.by_id.get(entry.topic_id)) is not None:
+        if source.queue is not None:
+            source.queue.take_out(source.queue.leased(entry.seqs))  # leases that had ended: no entry says so
         _leave(source, entry, Removal())
     if entry.append is not None and dest is not None:
         apply.replay_append(state, dest, entry.append)

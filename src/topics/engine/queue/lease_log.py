@@ -11,7 +11,8 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.state import snapshot_parts
 from topics.engine.state.jobs.job import Job
-from topics.engine.state.jobs.leases import Leases, SavedLeases, save
+from topics.engine.state.jobs.leases import save
+from topics.engine.state.jobs.saved import SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.model.queue import Why
@@ -55,10 +56,6 @@ class Extended(Struct, array_like=True):
     deadline_ms: int
 
 
-def _leased_of(queue: Leases, entry: Released | Extended) -> list[Job]:
-    return [job for seq in entry.seqs if (job := queue.leases.get(seq)) is not None]
-
-
 def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     queue = topic.queue
     if queue is None:
@@ -87,13 +84,13 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
 
 def replay_released(state: State, topic: Topic, entry: Released) -> None:
     if (queue := topic.queue) is not None:
-        jobs = _leased_of(queue, entry)
+        jobs = queue.leased(entry.seqs)
         queue.release(jobs, due_ms=entry.due_ms, now_ms=entry.at_ms, undelivered=entry.undelivered, why=entry.why)
 
 
 def replay_extended(state: State, topic: Topic, entry: Extended) -> None:
     if (queue := topic.queue) is not None:
-        queue.extend(_leased_of(queue, entry), entry.deadline_ms)
+        queue.extend(queue.leased(entry.seqs), entry.deadline_ms)
 
 
 def _save(state: State, topic: Topic) -> SavedLeases | None:

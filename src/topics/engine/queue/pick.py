@@ -12,12 +12,11 @@ skipped and stay in their places, because the log may still refuse the delete.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nsmallest
 from itertools import chain, islice, repeat
 from operator import attrgetter
-from typing import NamedTuple
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
 from topics.engine.state.jobs.leases import Leases
@@ -279,11 +278,7 @@ def _need_marks(topic: Topic, seqs: list[int]) -> None:
     needs.check()
 
 
-class StoredRecord(NamedTuple):
-    """A stored record, and its tag and its key as fields, which are stored beside it."""
-
-    row: bytes  # {"$seq":7,"$ts":…},
-    tag: bytes  # `"$tag":"x","$key":"y",`, or less
+StoredRecord = tuple[bytes, bytes]  # `{"$seq":7,"$ts":…},`, and beside it `"$tag":"x","$key":"y",` or less of that
 
 
 class TooMuch(Exception):
@@ -316,26 +311,23 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
         except Cold as cold:
             needs.add(cold)
             continue
-        tags = repeat(b"") if columns.tags is None else _tag_fields(columns, columns.tags[low:high].tolist())
+        tags: Iterable[bytes] = repeat(b"")
+        if columns.tags is not None:
+            tags = _tag_fields(columns, columns.tags[low:high].tolist())
         if columns.extras:
             keys = map(record_bytes.key_part, map(columns.key_at, range(low, high)))
             tags = (tag + as_field(key) for tag, key in zip(tags, keys, strict=False))
-        found += [
-            StoredRecord(blob[start - base : end - base], tag)
-            for start, end, tag in zip(ends, ends[1:], tags, strict=False)
-        ]
+        found += [(blob[start - base : end - base], tag) for start, end, tag in zip(ends, ends[1:], tags, strict=False)]
     needs.check()
     return found
 
 
-def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
-    """Yield `StoredRecord.tag` for each tag id. Neighbouring jobs often have the same tag."""
+def _tag_fields(columns: Columns, tag_ids: list[int]) -> list[bytes]:
+    """Return `StoredRecord.tag` for each tag id. Neighbouring jobs often have the same tag."""
     known = {0: b""}
-    for tag_id in tag_ids:
-        field = known.get(tag_id)
-        if field is None:
-            field = known[tag_id] = as_field(record_bytes.tag_part(columns.tag_names.name_of(tag_id)))
-        yield field
+    for tag_id in set(tag_ids) - known.keys():
+        known[tag_id] = as_field(record_bytes.tag_part(columns.tag_names.name_of(tag_id)))
+    return [known[tag_id] for tag_id in tag_ids]
 
 
 def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
@@ -406,12 +398,17 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
     terms, state = terms_at(topic, seq), state_of(queue, seq)
     job = queue.find(seq) or Job(seq)
     shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
+    if seq in queue.keys.blocked:
+        shown += b'"blocked":true,'
     if state == "delayed" and seq not in queue.exhausted:
         shown += b'"deliver_at":%d,' % (job.due_ms if seq in queue.resting else queue.later[seq] >> 4)
     elif state == "in_flight":
         lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
-    return with_fields(stored.row, seq, shown + reasons_field(queue, job) + stored.tag)
+        if (progress := queue.progress_of(job)) is not None:
+            shown += b'"progress":%b,' % encode_json(progress)
+    row, tag = stored
+    return with_fields(row, seq, shown + reasons_field(queue, job) + tag)
 
 
 def reasons_field(queue: Leases, job: Job) -> bytes:

@@ -8,8 +8,10 @@ removes: an ack has it in `leaving`, a delete or a move in `staged_deletes`. Lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -27,7 +29,7 @@ from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import TopicsError
-from topics.model.queue import JobState, Why, not_a_queue
+from topics.model.queue import JobState, Progress, Why, not_a_queue
 from topics.model.record_bytes import with_fields
 from topics.model.records import MAX_BATCH_BYTES
 from topics.model.topic import RetryPolicy
@@ -36,6 +38,7 @@ from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
 PASS_MAX_JOBS = 10_000
+_seq_of = attrgetter("seq")
 STREAM_CLOSED: Why = ("the work stream was closed", None)
 LEASE = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,'
 
@@ -54,6 +57,7 @@ class Claimed(Struct):
     rows: list[bytes]
     jobs: list[Job]
     ready: int
+    first_lease: int = 0  # the leases of the jobs count up from it
 
 
 class Outcome(Struct):
@@ -128,7 +132,7 @@ class Queues:
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, grants = [], []
         for want, jobs in zip(wants, shares, strict=True):
-            jobs.sort(key=lambda job: job.seq)
+            jobs.sort(key=_seq_of)
             if not jobs:
                 claims.append(Claimed(topic, [], [], 0))
                 continue
@@ -145,7 +149,7 @@ class Queues:
                 if queue.has_reasons:
                     shown += pick.reasons_field(queue, job)
                 rows.append(with_fields(row, job.seq, shown + tag))
-            claims.append(Claimed(topic, rows, jobs, 0))
+            claims.append(Claimed(topic, rows, jobs, 0, first))
         ready = queue.ready
         for done in claims:
             done.ready = ready
@@ -155,11 +159,11 @@ class Queues:
             ended = Ticket()
             moved.on_done(lambda last: _resolve(ended, last))
             return claims, ended
-        granted = [job for done in claims for job in done.jobs]
+        granted = [(job, job.lease) for done in claims for job in done.jobs]
 
         def take_effect(_: Ticket) -> None:
             if self._unlogged:  # in the log, the new lease of a job replaces the old one
-                new = {job.seq for job in granted}
+                new = {job.seq for job, _ in granted}
                 self._unlogged = [
                     (one, job, lease)
                     for one, job, lease in self._unlogged
@@ -176,7 +180,7 @@ class Queues:
         done = sorted([job.seq for job in jobs])
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
-        entry = entries.Delete(topic.topic_id, 0, None, "", now, done)
+        entry = entries.Delete(topic.topic_id, 0, None, "", now, done, done=True)
 
         def take_effect(_: Ticket) -> Outcome:
             if topic.config.ttl_ms:
@@ -212,18 +216,30 @@ class Queues:
             by_due.setdefault(now + after_ms, []).append(job)
         return self._release(topic, node, by_due, skipped, now, why)
 
-    def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
-        """Let the leases run for `lease_ms` from now. Ends with `Outcome`.
+    def extend(
+        self,
+        topic: Topic,
+        node: str,
+        seqs: list[int],
+        lease_ids: list[str] | None,
+        *,
+        lease_ms: int | None,
+        progress: Progress | None = None,
+    ) -> Ticket:
+        """Let the leases run for `lease_ms` from now, and note how far the jobs are. Ends with `Outcome`.
 
         The new deadline counts at once, while its entry is on its way: an ack in between must find the lease.
         """
         now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
-        deadline = now + lease_ms
+        if progress is not None:
+            queue.note_progress(jobs, progress)
         before = [job.deadline_ms for job in jobs]
-        queue.extend(jobs, deadline)
+        deadline = now + (lease_ms or 0)
+        if lease_ms is not None:
+            queue.extend(jobs, deadline)
         result = _outcome(topic, node, len(jobs), skipped)
-        result.deadlines = {str(job.seq): deadline for job in jobs}
-        if not jobs or not self._writes_leases(topic):
+        result.deadlines = {str(job.seq): job.deadline_ms for job in jobs}
+        if not jobs or lease_ms is None or not self._writes_leases(topic):
             return Ticket.of(result)
 
         def undo() -> None:
@@ -242,17 +258,17 @@ class Queues:
         jobs = [job for seq in sorted(holder.held) if (job := queue.held(seq)) is not None]
         return self._release(topic, "", {0: jobs}, [], self._staging.clock.now_ms(), STREAM_CLOSED)
 
-    def undo_claim(self, topic: Topic, jobs: list[Job]) -> Ticket:
+    def undo_claim(self, claimed: Claimed) -> Ticket:
         """Return claimed jobs to the queue as if they had not been delivered: their client left before the answer.
 
-        They return at once. If the log refuses the entry, `log_returns` tries again.
+        They return at once, also if their leases have ended meanwhile, unless another worker has got them since. If the
+        log refuses the entry, `log_returns` tries again.
         """
+        topic = claimed.topic
         queue = self._of_client_that_left(topic)
         if queue is None:
             return Ticket.of(None)
-        held = [job for job in jobs if queue.held(job.seq) is job]
-        _free(queue, held)
-        return self._log_return(topic, held)
+        return self._log_return(topic, _free(queue, zip(claimed.jobs, count(claimed.first_lease), strict=False)))
 
     def log_returns(self) -> None:
         """Log the return of undelivered jobs that the log has refused before, of those that are still unclaimed.
@@ -358,9 +374,10 @@ class Queues:
         jobs: dict[int, Job] = {}
         skipped = []
         for at, seq in enumerate(seqs):
-            job = queue.held(seq)
+            job = queue.leases.get(seq)  # as `queue.held` does, without a call for each job
             if (
                 job is None
+                or job.term.ended
                 or job.node != node
                 or seq in jobs
                 or (lease_ids is not None and lease_ids[at] != job.lease_id)
@@ -440,12 +457,17 @@ def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
     return shares
 
 
-def _free(queue: Leases, jobs: list[Job]) -> None:
-    """Undo a grant: the log did not take the leases, or their worker did not get them."""
-    held = [job for job in jobs if queue.leases.get(job.seq) is job]
+def _free(queue: Leases, granted: Iterable[tuple[Job, int]]) -> list[Job]:
+    """Undo a grant: the log did not take the leases, or their worker did not get them. Return the jobs that return.
+
+    They may have expired. A job that has another lease since, or moves to the dead letters, stays as it is.
+    """
+    held = [job for job, lease in granted if job.lease == lease and queue.find(job.seq) is job]
+    held = [job for job in held if job.seq not in queue.leaving]
     queue.release(held, due_ms=0, now_ms=0, undelivered=True)
     queue.return_tokens(held)
     queue.freed()
+    return held
 
 
 def _resolve(ended: Ticket, last: Ticket, result: Any = None, error: TopicsError | None = None) -> None:

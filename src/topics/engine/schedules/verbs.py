@@ -125,6 +125,17 @@ class Schedules:
         one = self.get(name)
         return self._stage(one, self._staging.topic(one.config.topic), self._staging.clock.now_ms(), ticks=False)
 
+    def pause(self, name: str, *, paused: bool) -> Ticket:
+        """Change whether a schedule is paused. Ends with the schedule."""
+        check_schedule(name)
+        one = self._finished(name) or self.get(name)
+        position = max(one.position, self._staging.clock.now_ms())
+        changed = structs.replace(one, config=structs.replace(one.config, paused=paused), position=position)
+        if changed.config == one.config:
+            return Ticket.of(one)
+        topic = self._staging.topics.get(one.config.topic)
+        return self._change(ScheduleChanged(one.topic_id, name, changed), topic, changed)
+
     def preview(self, name: str, wanted: SchedulePreviewRequest) -> tuple[Timing, list[int]]:
         """Return a timing and its next ticks: that of the request, or else that of the schedule."""
         check_schedule(name)

@@ -210,6 +210,12 @@ def delete(topic: Topic, entry: entries.Delete, chosen: Mapping[int, Chosen] = N
     return before - topic.count
 
 
+def replay_delete(state: State, topic: Topic, entry: entries.Delete) -> None:
+    if entry.done and entry.seqs is not None and topic.queue is not None:
+        topic.queue.take_out(topic.queue.leased(entry.seqs))  # no worker learns that these jobs were cancelled
+    delete(topic, entry)
+
+
 def tagged(
     topic: Topic, match: TagMatch, before_seq: int, chosen: Mapping[int, Chosen]
 ) -> Iterator[tuple[Segment, Chosen]]:

@@ -188,6 +188,7 @@ READ_SCHEDULE = Operation("read schedule", Scope.READ, names=_OF_SCHEDULE, secre
 LIST_SCHEDULES = Operation("list schedules", Scope.READ)
 DROP_SCHEDULE = Operation("drop schedule", Scope.DELETE)
 RUN_SCHEDULE = Operation("run schedule", Scope.WRITE, names=_OF_SCHEDULE, secret_names=True)
+PAUSE_SCHEDULE = Operation("pause schedule", Scope.ADMIN, names=_OF_SCHEDULE, secret_names=True)
 PREVIEW_SCHEDULE = Operation("preview schedule", Scope.READ, names=_OF_SCHEDULE, secret_names=True)
 
 PROBE = Operation("probe")

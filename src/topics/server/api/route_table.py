@@ -155,6 +155,10 @@ ROUTES = [
         answers={200: schedule.ScheduleRun},
     ),
     Route(
+        "POST", "/v0/schedules/{schedule}/pause", schedules.pause_schedule, operations.PAUSE_SCHEDULE,
+        body=schedule.SchedulePauseRequest, answers={200: schedule.ScheduleAnswer},
+    ),
+    Route(
         "POST", "/v0/schedules/{schedule}/preview", schedules.preview_schedule, operations.PREVIEW_SCHEDULE,
         body=schedule.SchedulePreviewRequest, answers={200: schedule.SchedulePreview},
     ),

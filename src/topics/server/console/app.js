@@ -18,6 +18,7 @@ import * as pipelines from "./pages/pipelines.js"
 import * as queue from "./pages/queue.js"
 import * as queues from "./pages/queues.js"
 import * as routers from "./pages/routers.js"
+import * as schedules from "./pages/schedules.js"
 import * as signIn from "./pages/signin.js"
 import * as topic from "./pages/topic.js"
 import * as topics from "./pages/topics.js"
@@ -29,6 +30,7 @@ const ROUTES = [
   [/^\/topics\/([^/]+)$/, topic],
   [/^\/queues$/, queues],
   [/^\/queues\/([^/]+)$/, queue],
+  [/^\/schedules$/, schedules],
   [/^\/routers$/, routers],
   [/^\/consumers$/, consumers],
   [/^\/pipelines$/, pipelines],
@@ -39,7 +41,7 @@ const noSuchPage = {
 }
 const NAVIGATION = [
   ["Overview", "#/", "overview"], ["Map", "#/map", "map"], ["Topics", "#/topics", "topics"], ["Queues", "#/queues", "queues"],
-  ["Routers", "#/routers", "routers"], ["Consumers", "#/consumers", "consumers"], ["Pipelines", "#/pipelines", "pipelines"],
+  ["Schedules", "#/schedules", "schedules"], ["Routers", "#/routers", "routers"], ["Consumers", "#/consumers", "consumers"], ["Pipelines", "#/pipelines", "pipelines"],
 ]
 
 const main = h("main", { id: "main", tabIndex: -1 })

@@ -225,7 +225,7 @@ class WorkStream(EventStream):
         if waiters is not None:
             waiters.leave(self)
         for claimed in self._unsent:
-            self.runtime.engine.queues.undo_claim(self._topic, claimed.jobs)
+            self.runtime.engine.queues.undo_claim(claimed)
         self.runtime.engine.queues.release(self._topic, self._holder)
         self._holder.changed = _ignore
 

@@ -24,9 +24,8 @@ from topics.lake.archived import Range, merged
 from topics.lake.rewrite import row_groups
 from topics.plurals import counted
 from topics.spark.options import ConnectionOptions, ReadOptions
-from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
 from topics.spark.source.read import LostRange, read_span, without_gaps
@@ -99,14 +98,16 @@ class EpochAccount(Struct, kw_only=True):
 def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
     """Look for every seq of these topics, or of all topics of server and lake. `ok` is true if all were explained.
 
-    A dry run lists what would be checked. It has no findings and proves nothing: `checked` is false.
+    An audit changes nothing, so it has no dry run.
     """
+    if options.get("dry_run"):
+        raise BadUsage("an audit changes nothing: run it without --dry-run")
     with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
         opened = existing_lake(lake)
         for _ in range(ATTEMPTS):
             snapshot = opened.snapshot()
             accounts = _accounts(client, opened, snapshot, topics)
-            if job.dry_run or _attempt(job, opened, url, snapshot, accounts):
+            if _attempt(job, opened, url, snapshot, accounts):
                 break
             job.step("the lake has changed meanwhile: checking again")
         else:
@@ -114,9 +115,6 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
                 f"the lake {opened.path} changed {ATTEMPTS} times during the audit",
                 next="run the audit again, or stop pipelines that merge or erase until it is done",
             )
-        if job.dry_run:
-            _expect(job.report, url, accounts)
-            return job.report
         strays = opened.strays(sorted({account.topic for account in accounts}))
         _fill(job.report, url, accounts, strays)
         if strays:
@@ -166,7 +164,7 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
     """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
     seqs = sum(account.head for account in accounts)
-    tasks = job.tasks(Workload(seqs=seqs, size_bytes=sum(account.size_bytes for account in accounts)))
+    tasks = job.tasks()
     checks = [(account, file) for account in accounts for file in account.archived.files]
     job.step(f"reading back {counted(len(checks), 'file')} of the lake")
     check = partial(check_file, lake=lake.path)
@@ -191,24 +189,6 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
 # --- the report
 
 
-def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
-    """Report what an audit would check. There are no finding counts, so that a dry run is not taken for a proof."""
-    for account in accounts:
-        row = _add_row(report, account, url)
-        files = account.archived.files
-        row.figures = {"files": len(files)}
-        row.size_bytes = sum(file.bytes for file in files)
-        if files:
-            row.would.append(f"read {counted(len(files), 'file')} of the lake back, {counted(row.size_bytes, 'byte')}")
-        if account.head:
-            where = "on the server and in the lake" if account.state is not None else "in the lake"
-            row.would.append(f"look for seqs 1 to {account.head} {where}")
-        if account.state is not None and files and account.state.earliest_seq <= files[-1].last:
-            last = min(account.state.head_seq, files[-1].last)
-            row.would.append(f"compare what both have of seqs {account.state.earliest_seq} to {last}")
-    _sum_up(report, accounts, checked=False)
-
-
 def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: list[str]) -> None:
     for account in accounts:
         row = _add_row(report, account, url)
@@ -222,9 +202,11 @@ def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: lis
         row.gaps = [
             ReportedGap(from_seq=low, to_seq=high, reason=reason, epoch=account.epoch) for low, high, reason in gaps
         ]
-    _sum_up(report, accounts, checked=True)
+    report.looked_at = len(report.names)
     found = [one for account in accounts for one in account.found]
-    report.figures |= {
+    report.figures = {
+        "seqs": sum(one.head for one in accounts),
+        "files": sum(len(one.archived.files) for one in accounts),
         "compared": sum(one.both for one in found),
         "unexplained": sum(_size(pair) for account in accounts for pair in account.ranges("unexplained")),
         "differing": sum(one.differing for one in found),
@@ -236,12 +218,6 @@ def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: lis
     report.ok = not any(report.figures[name] for name in FINDINGS)
     if not report.ok:
         report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
-
-
-def _sum_up(report: RunReport, accounts: list[EpochAccount], *, checked: bool) -> None:
-    report.looked_at = len(report.names)
-    seqs, files = sum(one.head for one in accounts), sum(len(one.archived.files) for one in accounts)
-    report.figures = {"checked": checked, "seqs": seqs, "files": files}
 
 
 def _add_row(report: RunReport, account: EpochAccount, url: str) -> TopicReport:
@@ -260,9 +236,6 @@ def describe(report: RunReport) -> str:
 def _lines(report: RunReport) -> Iterator[str]:
     for row in report.topics:
         epoch = "" if row.server else f" (an earlier epoch, {row.epoch})"
-        if report.dry_run:
-            yield f"{row.topic}{epoch}: would {', '.join(row.would) or 'find nothing to check'}"
-            continue
         counts = {name.replace("_", " "): row.figures[name] for name in CLASSES}
         listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
         yield f"{row.topic}{epoch}: seqs {row.from_seq} to {row.to_seq}: {listed}"
@@ -281,9 +254,6 @@ def _lines(report: RunReport) -> Iterator[str]:
     figures = report.figures
     topics, files = counted(len(report.names), "topic"), counted(figures["files"], "file")
     looked = f"{counted(figures['seqs'], 'seq')} of {topics}, {files}"
-    if report.dry_run:
-        yield f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
-        return
     findings = [
         counted(figures[name], *words) for name, words in FINDINGS.items() if figures[name] or name == "unexplained"
     ]
@@ -397,7 +367,7 @@ def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
         return _table([]), []
     options, lost = ReadOptions(connection=stretch.connection, fail_on_data_loss=False), list[LostRange]()
     span = Span(
-        server=stretch.connection.servers[0], topic=stretch.topic, epoch=stretch.epoch,
+        server=stretch.connection.server, topic=stretch.topic, epoch=stretch.epoch,
         start=stretch.first, stop=stretch.last + 1,
     )  # fmt: skip
     batches = [batch.select(["seq", *COMPARED]) for batch in without_gaps(read_span(span, options), lost)]

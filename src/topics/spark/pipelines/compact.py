@@ -156,7 +156,7 @@ class WriteLatestTopic(Struct, kw_only=True):
             known = {"topic": self.source, "epoch": at.epoch, "seq": first, "tag": None}
             return gap_row(self.source, first, last, reason, KEY, known, tag=keys[first])
 
-        with client_for(self.connection, self.connection.servers[0]) as client:
+        with client_for(self.connection) as client:
             delivery = RangeDelivery(
                 client=client, options=WriteOptions(connection=self.connection), topic=self.topic, epoch=at.epoch,
                 present=0, gap_row=gap, outcome=outcome,
@@ -195,7 +195,7 @@ class DeleteSeqs(Struct):
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome = Sent()
-        with client_for(self.connection, self.connection.servers[0]) as client:
+        with client_for(self.connection) as client:
             for batch in batches:
                 outcome.records += delete_seqs(client, self.topic, batch.column(0).to_pylist(), epoch=self.epoch)
         yield rounds.answered(outcome)

@@ -50,7 +50,7 @@ def maintain(
             merged = Counter({key: sum(map(len, found)) for key, found in groups.items()})
         else:
             job.step(f"merging files of {counted(len(chosen), 'topic')}")
-            merged = opened.merge([(one.topic, one.epoch) for one in epochs], min_files=merge_files, run=job.run_of)
+            merged = opened.merge([(one.topic, one.epoch) for one in epochs], min_files=merge_files, run=job.run)
         for number, topic in enumerate(chosen, start=1):
             job.step(f"{'looking at' if job.dry_run else 'maintaining'} {topic}")
             row = job.report.topic(topic, into=opened.path)

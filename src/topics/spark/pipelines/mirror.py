@@ -18,8 +18,7 @@ from msgspec import Struct, structs
 from topics.client import Client
 from topics.client.request import Record, Summary
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, NoLake
-from topics.lake.storage import real_location, set_options
+from topics.lake.storage import real_location
 from topics.model.topic import TopicConfig
 from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import (
@@ -37,9 +36,8 @@ from topics.spark.pipelines.run.delivery import last_shown
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Workload
 from topics.spark.pipelines.run.trimmed import removed
-from topics.spark.topic_names import Selection
+from topics.spark.topic_names import Selection, existing_lake
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
@@ -64,8 +62,6 @@ def mirror(
     skip_trimmed: bool = False,
     source_name: str | None = None,
     target_name: str | None = None,
-    source_nodes: Sequence[str] = (),
-    target_nodes: Sequence[str] = (),
     source_token_file: str | None = None,
     target_token_file: str | None = None,
     step_seqs: int = STEP_SEQS,
@@ -76,23 +72,15 @@ def mirror(
 
     `lake` is the lake of the source: records that the source no longer has come from there. Without it, a topic that
     was trimmed before it was copied is not copied, and the report says so; `skip_trimmed` continues after the trimmed
-    seqs. `source_nodes` and `target_nodes` are nodes that write only on that server: their copies are then left out
-    by the node filter of the other server, instead of being read and recognised.
+    seqs.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
     if prefix is None and not topics:
         raise BadUsage("choose topics: by a prefix, which may be empty, or by their names")
     if source == target:
         raise BadUsage(f"{source} is both source and target")
-    if lake is not None:
-        set_options(options.get("storage_options") or {})
-        try:
-            Lake(lake).check_exists()
-        except NoLake as error:
-            raise BadUsage(str(error)) from None
-        lake = real_location(lake)
-        if skip_trimmed:
-            raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
+    if lake is not None and skip_trimmed:
+        raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
     wanted = Selection(prefix=prefix, topics=tuple(topics), has_system=True)
     excluded = (*EXCLUDED, positions_topic)
     keys = {source: source_token_file, target: target_token_file}
@@ -100,6 +88,7 @@ def mirror(
         PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
         ExitStack() as open_clients,
     ):
+        lake = None if lake is None else real_location(existing_lake(lake).path)
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         sources = [one, other] if both_ways else [one]
@@ -113,14 +102,14 @@ def mirror(
                 f"{one.url} and {other.url} are both called {one_id!r}: one is a copy of the other",
                 next=f"delete the topic {IDENTITY} on the one that is the copy",
             )
-        directions = [(one, other, one_id, other_id, target_nodes, lake)]
+        directions = [(one, other, one_id, other_id, lake)]
         if both_ways:
-            directions.append((other, one, other_id, one_id, source_nodes, None))
+            directions.append((other, one, other_id, one_id, None))
         links = []
-        for here, there, here_id, there_id, nodes, lake in directions:
+        for here, there, here_id, there_id, lake in directions:
             task = CopyTask(
                 source=job.connection(here.url), target=job.connection(there.url), source_id=here_id,
-                target_id=there_id, topic="", epoch=0, start=0, stop=0, nodes=tuple(nodes), only_local=only_local,
+                target_id=there_id, topic="", epoch=0, start=0, stop=0, only_local=only_local,
                 lake=lake, heeds_trims=lake is None and not skip_trimmed,
             )  # fmt: skip
             step = ALL_SEQS if job.dry_run else step_seqs
@@ -163,11 +152,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
         return False
     job.work()
     do = rehearse if job.dry_run else copy
-    seqs = sum(link.backlog.seqs for link in links)
-    size_bytes = sum(link.backlog.size_bytes for link in links)
-    work = Workload(seqs=seqs, size_bytes=size_bytes)
-    each = size_bytes // max(seqs, 1) + 1
-    outcomes = job.tasks(work).run(tasks, do, result=MirrorResult, weight=lambda task: (task.stop - task.start) * each)
+    outcomes = job.run(tasks, do, result=MirrorResult, weight=lambda task: task.expected_bytes)
     at = 0
     for link, planned in plans:
         link.save_results(planned, outcomes[at : at + len(planned)])
@@ -254,7 +239,6 @@ class Link:
     step_seqs: int
     positions_topic: str
     excluded: Collection[str]
-    backlog = Workload(seqs=0, size_bytes=0)  # what was left to copy at the last plan, in all steps
 
     def __post_init__(self) -> None:
         prefix = f"mirror:{self.pattern.source_id}:"
@@ -287,7 +271,6 @@ class Link:
                 )
             else:
                 rows.append(row)
-        seqs, size_bytes = 0, 0.0
         for row in rows:
             self._note_reached(row.topic)
             if (at := self._at.get(row.topic)) is not None and at.epoch == row.epoch:
@@ -296,10 +279,6 @@ class Link:
             task = self._next_task(row, there.get(row.topic), head)
             if task is not None:
                 found.append(task)
-                left = head - max(task.start, 1 if task.lake is not None else row.earliest_seq) + 1
-                seqs += max(left, 0)
-                size_bytes += max(left, 0) * row.bytes / max(row.head_seq + 1 - row.earliest_seq, 1)
-        self.backlog = Workload(seqs=seqs, size_bytes=round(size_bytes))
         if found and not self.job.dry_run:
             self._positions.check_alone()
             self._positions.save({task.topic: self._at[task.topic] for task in found})
@@ -336,6 +315,7 @@ class Link:
             lost_epoch=at.lost_epoch,
             pending_gap=at.pending_gap,
             config={} if there is not None else self._settings(row.topic),
+            expected_bytes=(stop - at.done) * row.bytes // max(row.head_seq + 1 - row.earliest_seq, 1),
         )
 
     def _is_held(self, row: Summary, at: MirrorPosition) -> bool:

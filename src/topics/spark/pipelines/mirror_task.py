@@ -55,11 +55,11 @@ class CopyTask(Struct, kw_only=True):
     stop: int
     present: int = 0  # the target has every record up to this source seq already
     lost_epoch: int | None = None  # the earlier epoch, if it was not read to its end
-    nodes: tuple[str, ...] = ()  # nodes that write only on the target: their records are not read
     only_local: bool = False
     lake: str | None = None  # lake of the source, for records that the source no longer has
     heeds_trims: bool = False  # whether to end at records that are trimmed before they are read
     config: dict[str, Any] = {}
+    expected_bytes: int = 0  # of the records that it reads
     pending_gap: LostSeqs | None = None  # the gap right before `start`
 
     @property
@@ -90,7 +90,7 @@ class MirrorResult(DeliveryResult, kw_only=True):
 
 def copy(task: CopyTask) -> MirrorResult:
     outcome = MirrorResult(pending_gap=task.pending_gap)
-    with client_for(task.target, task.target.servers[0]) as client:
+    with client_for(task.target) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
             client=client, options=options, topic=task.topic, epoch=task.epoch, present=task.present,
@@ -119,10 +119,10 @@ def rehearse(task: CopyTask) -> MirrorResult:
 
 def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
     """Yield the rows of the range to send, sorted by seq."""
-    span = Span(server=task.source.servers[0], topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
+    span = Span(server=task.source.server, topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
     if span.start >= span.stop:
         return
-    options = ReadOptions(connection=task.source, nodes=task.nodes, fail_on_data_loss=False, lake=task.lake)
+    options = ReadOptions(connection=task.source, fail_on_data_loss=False, lake=task.lake)
     watch = Watch(span, task.source) if task.heeds_trims else None
     batches = read_span(span, options)
     for batch in batches if watch is None else watch.over(batches):

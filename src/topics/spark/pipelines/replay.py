@@ -40,7 +40,7 @@ from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, Ran
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.sink.chunks import MAX_RECORDS
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of, client_for
@@ -187,7 +187,6 @@ class _ReplayRun:
         self._job, self._wanted, self._client, self._positions = job, wanted, client, known
         self._at = known.load(ReplayPosition).get("at")
         self._tables: Tables | None = None  # for the types of fields in a condition
-        self._bytes_per_seq = 0.0
         self._tasks = Tasks()
 
     def run(self, *, rate: float | None, allow_gaps: bool, step_seqs: int) -> None:
@@ -214,9 +213,7 @@ class _ReplayRun:
             job.step(f"replaying {wanted.topic} into {wanted.into}")
         if at.done < goal:
             # One request follows the other, so Spark is needed only for a condition.
-            work = Workload(seqs=goal - at.done, size_bytes=round((goal - at.done) * self._bytes_per_seq))
-            needs = None if wanted.where is None else SQL_CONDITION
-            self._tasks = job.tasks(work, spark_only=needs)
+            self._tasks = job.tasks(spark_only=None if wanted.where is None else SQL_CONDITION)
         if job.dry_run:
             self._expect(at, goal, row)
             return
@@ -245,7 +242,6 @@ class _ReplayRun:
             raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
         if any(span.lost is not None for span in found):
             raise BadUsage(f"from_seq: topic {wanted.topic} in {wanted.origin} ends at seq {extent.head}")
-        self._bytes_per_seq = extent.bytes_per_seq
         return found[-1] if found else Span(
             server=extent.server, topic=extent.topic, epoch=extent.epoch, start=extent.end, stop=extent.end
         )  # fmt: skip
@@ -410,7 +406,7 @@ class Sender(Struct, kw_only=True):
         outcome, pace = DeliveryResult(), Pace(self.rate)
         # At a low rate a request has few records, so that they are evenly spread.
         most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
-        with client_for(self.target, self.target.servers[0]) as client:
+        with client_for(self.target) as client:
             sending = RangeDelivery(
                 client=client, options=WriteOptions(connection=self.target), topic=self.into,
                 epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,

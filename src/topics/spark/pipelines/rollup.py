@@ -50,7 +50,6 @@ class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """The position of a rollup. `due` are the windows that are being written, or None; the rest is as before them."""
 
     digest: str
-    fresh: bool = False  # nothing was written under this declaration yet, so it may be changed
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
     state: bytes = b""  # partial aggregates of the open windows, as an Arrow stream; empty: records are read again
@@ -84,7 +83,7 @@ def rollup(
         if not source.wait_until_exists(follow=follow):
             return job.report
         Rolling(
-            source, declaration, RollupPosition(digest=declaration.digest, fresh=True, epoch=0), full=full,
+            source, declaration, RollupPosition(digest=declaration.digest, epoch=0), full=full,
             into=declaration.into, table=declaration.table, positions=positions_topic,
             prefix=f"rollup:{declaration.topic}:{declaration.into}:", step_seqs=step_seqs,
         ).run(follow=follow, every_s=every_s)  # fmt: skip
@@ -102,8 +101,6 @@ class Rolling(rounds.Rounds[RollupPosition]):
     _has_view = False
 
     def run(self, *, follow: bool, every_s: float) -> None:
-        if self._at is not None and self._at.digest != self._declared.digest:
-            self._generation, self._at = self._at.generation + 1, None
         self._row.figures["late"] = 0
         try:
             super().run(follow=follow, every_s=every_s)
@@ -112,26 +109,19 @@ class Rolling(rounds.Rounds[RollupPosition]):
                 self._job.spark.catalog.dropTempView("records")
 
     def check_fits(self, known: RollupPosition) -> None:
-        """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""
-        if known.digest != self._declared.digest and not (known.fresh and not self._holds(known.digest)):
+        if known.digest != self._declared.digest:
             raise BadUsage(f"{self.name} holds a rollup with another declaration", next=OTHER_OUTPUT)
-
-    def _holds(self, digest: str) -> bool:
-        """Return whether windows were written to the output under that declaration."""
-        if self._table is not None:
-            return bool(self._table.files())
-        return any(stamp.name == digest for stamp in self._stamps(0))
 
     def is_lost(self, at: RollupPosition) -> bool:
         """Return whether the windows are lost. A topic restored from a backup has another epoch but holds them."""
-        return super().is_lost(at) and not self._holds(self._declared.digest)
+        return super().is_lost(at) and not any(stamp.name == self._declared.digest for stamp in self._stamps(0))
 
     def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
         text = None if self._table is None else self._table.storage.read(f"{OPEN}/{facts['open']}")
         digest = f"{facts['declaration']:0{DIGEST_DIGITS}x}" if text else ""  # without the file it cannot be continued
         of_open, state = msgspec.json.decode(text or b'[[],""]', type=tuple[list[Open], bytes])
         return RollupPosition(
-            digest=digest, fresh=not self._holds(""), epoch=facts["epoch"],
+            digest=digest, epoch=facts["epoch"],
             done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
             open=of_open, state=state,
         )  # fmt: skip
@@ -253,7 +243,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
         return (stamp for stamp in found if stamp is not None)
 
     def after(self, at: RollupPosition, outcome: Sent) -> RollupPosition:
-        return structs.replace(self._next, fresh=False, target_epoch=self.target()[0])
+        return structs.replace(self._next, target_epoch=self.target()[0])
 
     def note(self, outcome: Sent) -> None:
         super().note(outcome)
@@ -385,7 +375,7 @@ class WriteWindowsTopic(Struct):
         )
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self.name}/{xxhash.xxh3_64_hexdigest(self.plan.encode())}"
-        with client_for(self.connection, self.connection.servers[0]) as client:
+        with client_for(self.connection) as client:
             for part, piece in enumerate(pieces(sized, most=rounds.MAX_RECORDS), first):
                 stamp = PartStamp(name=self.name, plan=self.plan, part=part)
                 records = [

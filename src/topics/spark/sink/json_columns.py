@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from msgspec import Raw
 from pyspark.sql import types as t
 
-from topics.spark.pyspark_api import TIME_TYPES
-
 ToText = Callable[[pa.Array], pa.Array]  # JSON text as a string array, null where the value is null
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
@@ -55,7 +53,7 @@ def json_column(kind: t.DataType, where: str) -> ToText:
         return _structs([(field.name, json_column(field.dataType, f"{where}.{field.name}")) for field in kind.fields])
     if isinstance(kind, t.DecimalType | t.NullType):
         return _one_by_one(lambda value: value)
-    if isinstance(kind, (t.DateType, *TIME_TYPES)):
+    if isinstance(kind, t.DateType | t.TimeType):
         return _one_by_one(lambda value: value.isoformat())
     if isinstance(kind, t.BinaryType):
         return _one_by_one(lambda value: base64.b64encode(value).decode())

@@ -5,7 +5,6 @@
     meta          a string with a JSON object, or a struct or map
     topic         the destination, unless the option `topic` is set
     seq, topic    the source of the row, as the reader gives it; `source_topic` if `topic` is the destination
-    server        part of the source, with several servers
 
 Kafka's names `value`, `key`, `headers` and `offset` mean data, tag, meta and seq. Columns of the reader that are
 not part of a record (`kind`, `ts` …) are ignored. Any other column is an error, because ignoring it would lose data.
@@ -30,13 +29,13 @@ from topics.model.names import check_topic
 from topics.spark.options import DataFormat
 from topics.spark.sink.chunks import Plain, Sourced
 from topics.spark.sink.json_columns import NoJson, encode, json_column, quoted
-from topics.spark.source.layout import KAFKA, PLAIN, SERVER
+from topics.spark.source.layout import KAFKA, PLAIN
 
 Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null
 
 ALIASES = {"value": "data", "key": "tag", "headers": "meta", "offset": "seq"}
-USED = ("data", "tag", "node", "meta", "topic", "seq", "source_topic", "server", "kind", "gap_to", "reason")
-IGNORED = {name for name, _, _ in (*PLAIN, *KAFKA, SERVER)}
+USED = ("data", "tag", "node", "meta", "topic", "seq", "source_topic", "kind", "gap_to", "reason")
+IGNORED = {name for name, _, _ in (*PLAIN, *KAFKA)}
 
 _check = msgspec.json.Decoder(Raw).decode
 _TEXT = (StringType, CharType, VarcharType)
@@ -77,14 +76,6 @@ class Renderer:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: the functions built for a schema cannot be pickled, so a task builds its own."""
         return Renderer, self._arguments
-
-    def check_inserted(self, batch: pa.RecordBatch) -> None:
-        """Raise `BadValue` if rows of another table may have brought the options of that table; see `table_options`."""
-        if "kind" in self._at and (kinds := self._column(batch, "kind")).null_count < len(kinds):
-            raise BadValue(
-                "INSERT INTO: rows with a kind come from a topic, and Spark does not show which table they go to; "
-                "list the columns: INSERT INTO t (data, tag) SELECT data, tag FROM …"
-            )
 
     def rows(self, batch: pa.RecordBatch) -> tuple[list[Sourced], list[Plain]]:
         """Return the rows with a source, and the rows without one."""
@@ -149,11 +140,7 @@ class Renderer:
 
     def _sources(self, batch: pa.RecordBatch) -> list[str | None]:
         column = self._column(batch, "source_topic" if "source_topic" in self._at else "topic")
-        topics = cast(list[str | None], column.to_pylist())
-        if "server" not in self._at:
-            return topics
-        servers = self._column(batch, "server").to_pylist()
-        return [None if topic is None else f"{server}/{topic}" for server, topic in zip(servers, topics, strict=True)]
+        return cast(list[str | None], column.to_pylist())
 
 
 def _positions(schema: StructType) -> dict[str, int]:
@@ -178,7 +165,7 @@ def _positions(schema: StructType) -> dict[str, int]:
 def _check_kinds(kinds: dict[str, DataType], topic: str | None) -> None:
     if topic is None and "topic" not in kinds:
         raise BadColumns("the destination is missing: set the option topic, or add a column topic")
-    for name in ("topic", "source_topic", "node", "server"):
+    for name in ("topic", "source_topic", "node"):
         if name in kinds and not isinstance(kinds[name], _TEXT):
             raise BadColumns(f"column {name!r} must be a string, not {kinds[name].simpleString()}")
     if "tag" in kinds and not isinstance(kinds["tag"], (*_TEXT, BinaryType)):

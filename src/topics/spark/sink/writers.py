@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from topics.spark.options import WriteOptions
-from topics.spark.pyspark_api import DataSourceStreamArrowWriter
 from topics.spark.sink.chunks import GridChunks, OrderedChunks, Sent, send
 from topics.spark.sink.rows import Renderer
 from topics.spark.source.catalog import client_for, state_of
@@ -88,10 +87,8 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
     done = Sent()
-    with client_for(options.connection, options.connection.servers[0]) as client:
+    with client_for(options.connection) as client:
         for batch in batches:
-            if options.is_insert:
-                renderer.check_inserted(batch)
             sourced_rows, plain_rows = renderer.rows(batch)
             send(client, options, grid.add(sourced_rows), done)
             send(client, options, plain.add(plain_rows), done)
@@ -104,7 +101,7 @@ def check_window(options: WriteOptions) -> None:
     """Raise `ShortWindow` if idempotencyWindowMs is set and the existing topic has a shorter window."""
     if options.window_ms is None or options.topic is None:
         return
-    with client_for(options.connection, options.connection.servers[0]) as client:
+    with client_for(options.connection) as client:
         state = state_of(client, options.topic)
     if state is not None and state.config.idempotency_window_ms < options.window_ms:
         raise ShortWindow(

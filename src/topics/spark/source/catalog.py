@@ -49,7 +49,7 @@ class Catalog:
         for name in options.topics:
             if name not in there:
                 where = options.path or (options.lake if options.lake_only else None)
-                raise NoSuchTopic(f"topic {name!r} does not exist in {where or ', '.join(options.connection.servers)}")
+                raise NoSuchTopic(f"topic {name!r} does not exist in {where or options.connection.server}")
         return found
 
     def present(self) -> list[TopicExtent]:
@@ -69,11 +69,12 @@ class Catalog:
         return None
 
 
-def client_for(connection: ConnectionOptions, server: str) -> Client:
+def client_for(connection: ConnectionOptions) -> Client:
     """Return a new client for the server. The caller closes it."""
     return Client(
-        server, token=connection.read_token(), timeout_s=connection.timeout_ms / 1000, retries=connection.retries
-    )
+        connection.server, token=connection.read_token(), timeout_s=connection.timeout_ms / 1000,
+        retries=connection.retries,
+    )  # fmt: skip
 
 
 def catalog_of(options: ReadOptions) -> Catalog:
@@ -109,7 +110,7 @@ def states_of(client: Client, names: Set[str]) -> dict[str, State | Summary]:
 
 
 class ServerCatalog(Catalog):
-    """The topics of one or several servers, of a lake, or of both: then extents begin where the archive begins.
+    """The topics of a server, of a lake, or of both: then extents begin where the archive begins.
 
     A topic that only the lake has is read in its newest archived epoch.
     """
@@ -117,26 +118,23 @@ class ServerCatalog(Catalog):
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
         self._lake = None if options.lake is None else Lake(options.lake)
-        servers = () if options.lake_only else options.connection.servers
-        self._clients = {server: client_for(options.connection, server) for server in servers}
-        self._trimmed: dict[
-            tuple[str, str], tuple[tuple[int, int], int]
-        ] = {}  # by topic: its start, and the last trimmed seq
+        self._server = options.connection.server
+        self._client = client_for(options.connection)
+        self._trimmed: dict[str, tuple[tuple[int, int], int]] = {}  # by topic: its start, and the last trimmed seq
 
     def __exit__(self, *error: object) -> None:
-        for client in self._clients.values():
-            client.close()
+        self._client.close()
 
     def present(self) -> list[TopicExtent]:
         """Return the subscribed topics that exist on a server or in the lake."""
-        found = [extent for server, client in self._clients.items() for extent in self._extents(server, client)]
+        found = [] if self._options.lake_only else self._extents()
         if self._lake is None:
             return found
         snapshot = self._lake.snapshot()
         epochs = [(extent, snapshot.archived(extent.topic, extent.epoch)) for extent in found]
         live = {extent.topic for extent in found}
         extents = [self._with_archive(extent, archived) for extent, archived in epochs]
-        where = self._lake.path if self._options.lake_only else self._options.connection.servers[0]
+        where = self._lake.path if self._options.lake_only else self._server
         for name in snapshot.topics():
             if name not in live and self._options.wants(name) and (archived := snapshot.epochs(name)):
                 files = archived[-1].files
@@ -149,10 +147,10 @@ class ServerCatalog(Catalog):
                 extents.append(extent)
         return extents
 
-    def publish(self, server: str, topic: str, consumer: str, *, epoch: int, seq: int) -> None:
+    def publish(self, topic: str, consumer: str, *, epoch: int, seq: int) -> None:
         """Store the progress of a stream as a named consumer. A refusal is logged: it must not stop the stream."""
         try:
-            self._clients[server].put_consumer(topic, consumer, seq=seq, epoch=epoch)
+            self._client.put_consumer(topic, consumer, seq=seq, epoch=epoch)
         except TopicsError as error:
             log.warning("progress_not_published", topic=topic, consumer=consumer, reason=error.message)
 
@@ -160,11 +158,11 @@ class ServerCatalog(Catalog):
         """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
         known, trimmed_to = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch), 0
         if known.uncovered(1, extent.earliest - 1):
-            key, start = (extent.server, extent.topic), (extent.epoch, extent.earliest)
-            known_for, trimmed_to = self._trimmed.get(key, (None, 0))
+            start = (extent.epoch, extent.earliest)
+            known_for, trimmed_to = self._trimmed.get(extent.topic, (None, 0))
             if known_for != start:  # a trim moves the first record, so the cached answer is stale
                 trimmed_to = self._trimmed_seq(extent)
-                self._trimmed[key] = start, trimmed_to
+                self._trimmed[extent.topic] = start, trimmed_to
         lacking = [low for low, _ in known.uncovered(1, trimmed_to)]
         first = min([extent.earliest, *lacking, *(file.first for file in known.files[:1])])
         older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
@@ -175,28 +173,28 @@ class ServerCatalog(Catalog):
 
     def _trimmed_seq(self, extent: TopicExtent) -> int:
         """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
-        state = state_of(self._clients[extent.server], extent.topic, epoch=extent.epoch)
+        state = state_of(self._client, extent.topic, epoch=extent.epoch)
         return 0 if state is None else state.trimmed_seq or 0
 
     def watch(self, present: Iterable[str]) -> TopicsWatch:
         """Return a watch of the subscription. A missing topic is watched as a prefix, to notice that it is created."""
         options, there = self._options, set(present)
         if options.topics:
-            return TopicsWatch(self._clients, (name if name in there else f"{name}*" for name in options.topics))
-        return TopicsWatch(self._clients, [f"{options.prefix or ''}*"])
+            return TopicsWatch(self._client, (name if name in there else f"{name}*" for name in options.topics))
+        return TopicsWatch(self._client, [f"{options.prefix or ''}*"])
 
     def wait(self, extent: TopicExtent, ms: int) -> None:
         """Return when the topic has new records, at the latest after `ms`."""
         try:
-            self._clients[extent.server].diff(
+            self._client.diff(
                 extent.topic, from_seq=extent.head, epoch=extent.epoch, limit=1, include_meta=False, wait_ms=ms
             )
         except TopicsError as error:
             if error.code is not Code.TOPIC_NOT_FOUND:
                 raise
 
-    def _extents(self, server: str, client: Client) -> list[TopicExtent]:
-        options = self._options
+    def _extents(self) -> list[TopicExtent]:
+        options, client = self._options, self._client
         rows: list[tuple[str, State | Summary]]
         if options.topics:
             rows = sorted(states_of(client, set(options.topics)).items())
@@ -204,7 +202,7 @@ class ServerCatalog(Catalog):
             rows = [(row.topic, row) for row in client.topics(options.prefix or "") if options.wants(row.topic)]
         return [
             TopicExtent(
-                server=server, topic=name, epoch=row.epoch, earliest=row.earliest_seq, head=row.head_seq,
+                server=self._server, topic=name, epoch=row.epoch, earliest=row.earliest_seq, head=row.head_seq,
                 count=row.count, size_bytes=row.bytes,
             )
             for name, row in rows
@@ -227,7 +225,7 @@ class ServerCatalog(Catalog):
         return heal.first_at(self._lake, archived, ts_ms), archived.trimmed_to
 
     def _seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
-        client, from_seq = self._clients[extent.server], 0
+        client, from_seq = self._client, 0
         while True:
             page = client.diff(extent.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=extent.epoch)
             if self._lake is not None and from_seq == 0:

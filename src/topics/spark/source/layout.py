@@ -17,13 +17,10 @@ from topics.lake.json_fields import JsonFields
 from topics.model import surrogates
 from topics.spark.options import ReadOptions
 from topics.spark.source.plan import Span
-from topics.spark.source.where import Comparison, Condition, Narrowing, narrowing, parse
 from topics.storage.segments.record_run import Run
 
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-
-SERVER = ("server", "STRING", pa.string())
 
 PLAIN = (
     ("kind", "STRING", pa.string()),  # "record", or "gap" for a lost range
@@ -58,9 +55,8 @@ KAFKA = (
 
 
 def record_columns(options: ReadOptions) -> tuple[tuple[str, str, pa.DataType], ...]:
-    """Return the columns of the record: name, and type in SQL and in Arrow. With several servers there is `server`."""
-    columns = KAFKA if options.kafka_columns else PLAIN
-    return (*columns, SERVER) if len(options.connection.servers) > 1 else columns
+    """Return the columns of the record: name, and type in SQL and in Arrow."""
+    return KAFKA if options.kafka_columns else PLAIN
 
 
 class OutputColumn(NamedTuple):
@@ -73,32 +69,17 @@ class OutputColumn(NamedTuple):
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """The columns of a read, the fields of data among them, and the condition on records."""
+    """The columns of a read, and the fields of data among them."""
 
     rows: tuple[tuple[str, str, pa.DataType], ...] = PLAIN  # the columns of the record
     kafka: bool = False  # whether these have the names of Kafka
     outputs: tuple[OutputColumn, ...] = ()  # none: all columns of the shape
     fields: tuple[pa.Field, ...] = ()
     typed: bool = False
-    where: str | None = None
 
     @property
     def columns(self) -> tuple[OutputColumn, ...]:
         return self.outputs or tuple(OutputColumn(name, "record", name, kind) for name, _, kind in self.rows)
-
-    def kinds(self) -> dict[str, pa.DataType]:
-        """Return the columns that a condition can use: those of the read, and all columns of the record."""
-        prefix = "_" if self.typed else ""
-        record = {f"{prefix}{name}": kind for name, _, kind in self.rows}
-        return {one.name: one.arrow for one in self.columns} | record
-
-    def implied(self) -> tuple[Comparison, ...]:
-        """Return comparisons that hold for each record that matches the condition."""
-        return () if self.where is None else parse(self.where, self.kinds()).implied
-
-    def narrowing(self) -> Narrowing:
-        """Return what the condition implies for the plan of the read."""
-        return narrowing(self.implied(), kafka=self.kafka, typed=self.typed)
 
 
 # --- record batches in the layout of a read
@@ -113,15 +94,11 @@ class Batches:
     """Builds record batches of one layout."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout = layout
         self._columns = layout.columns
         self._schema = pa.schema([pa.field(one.name, one.arrow) for one in self._columns])
         self._fields = JsonFields(layout.fields) if layout.fields else None
-        self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
-        used = {one.source for one in self._columns}
-        if self._where is not None:
-            used |= {name.removeprefix("_") if layout.typed else name for name in self._where.columns}
-        self._unused = {"ts", "node", "tag", "meta"} - {CELL_NAMES.get(name, name) for name in used}
+        used = {CELL_NAMES.get(one.source, one.source) for one in self._columns}
+        self._unused = {"ts", "node", "tag", "meta"} - used
 
     def records(self, piece: Run | pa.RecordBatch, span: Span) -> pa.RecordBatch:
         """Return the records of a run, or archived ones, whose columns have the same names."""
@@ -129,12 +106,6 @@ class Batches:
             found = cells(piece, without=self._unused)
         else:
             found = Cells(*(piece.column(name) for name in Cells._fields))
-        prefix = "_" if self._layout.typed else ""
-        names = {f"{prefix}{name}": name for name, _, _ in self._layout.rows}
-        if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
-            used = {name: _record_column(names[name], found, span) for name in self._where.columns}
-            rows = self._where.rows(used)
-            found = Cells(*(column.take(rows) for column in found))
         parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
         fields, columns = iter(parsed), []
         for one in self._columns:
@@ -146,19 +117,13 @@ class Batches:
                 columns.append(found.data.take(pa.array(np.arange(len(fits)), mask=fits)))
             else:
                 columns.append(_record_column(one.source, found, span))
-        if self._where is not None and not self._where.columns <= names.keys():
-            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
-            for name in self._where.columns - used.keys():
-                used[name] = _record_column(names[name], found, span)
-            rows = self._where.rows(used)
-            columns = [column.take(rows) for column in columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def gap(self, span: Span, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""
         row: dict[str, Any] = {
             "kind": GAP, "topic": span.topic, "seq": gap_from, "offset": gap_from, "gap_to": gap_to, "reason": reason,
-            "partition": 0, "server": span.server, "epoch": span.epoch,
+            "partition": 0, "epoch": span.epoch,
         }  # fmt: skip
         shown = {one.name: row.get(one.source) for one in self._columns if one.of == "record"}
         return pa.RecordBatch.from_pylist([shown], schema=self._schema)
@@ -172,8 +137,6 @@ def _record_column(name: str, found: Cells, span: Span) -> pa.Array:
             return pa.repeat(RECORD, n)
         case "topic":
             return pa.repeat(span.topic, n)
-        case "server":
-            return pa.repeat(span.server, n)
         case "epoch":
             return pa.repeat(pa.scalar(span.epoch, pa.int64()), n)
         case "gap_to":

@@ -4,9 +4,9 @@ An offset is two maps, as JSON, with the names sorted because Spark compares off
 
     {"from": {"orders": {"epoch": 7, "seq": 1}}, "to": {"orders": {"epoch": 7, "seq": 1001}}}
 
-A seq is the next one to read, so `to` is exclusive. With several servers the maps of topics are one level deeper, below
-the server's URL. `from` is where the batch begins. It is stored because Spark keeps only the ends of batches: after a
-crash in the first batch Spark asks for the start again, and "latest" would then be another seq.
+A seq is the next one to read, so `to` is exclusive. `from` is where the batch begins. It is stored because Spark keeps
+only the ends of batches: after a crash in the first batch Spark asks for the start again, and "latest" would then be
+another seq.
 
 A topic that was deleted and recreated has another epoch. A topic restored from an older backup may end before the
 position of the stream. Both are reported as a gap with the reason `recreated`; a stream never goes back silently.
@@ -14,15 +14,12 @@ position of the stream. Both are reported as a gap with the reason `recreated`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import structs
 
 from topics.spark.source.plan import GRID, Span, TopicExtent
-
-Key = tuple[str, str]  # server, topic
 
 
 class StreamPosition(NamedTuple):
@@ -30,49 +27,30 @@ class StreamPosition(NamedTuple):
     seq: int  # the next one to read
 
 
-StreamPositions = dict[Key, StreamPosition]
+StreamPositions = dict[str, StreamPosition]  # by topic
 
 
 class ForeignOffset(ValueError):
     """The checkpoint was not written by a query with these options."""
 
 
-class OffsetCodec(NamedTuple):
-    """Converts positions to JSON and back. A single server is not named, so that its URL may change."""
+def dump(begin: StreamPositions, end: StreamPositions) -> dict[str, Any]:
+    """Return the offset as JSON. It does not name the server, whose URL may change."""
+    return {
+        name: {topic: at._asdict() for topic, at in sorted(of.items())} for name, of in (("from", begin), ("to", end))
+    }
 
-    servers: tuple[str, ...]
 
-    def dump(self, begin: StreamPositions, end: StreamPositions) -> dict[str, Any]:
-        return {"from": self._map(begin), "to": self._map(end)}
-
-    def load(self, offset: dict[str, Any]) -> tuple[StreamPositions, StreamPositions]:
-        try:
-            return self._positions(offset["from"]), self._positions(offset["to"])
-        except (KeyError, TypeError, AttributeError):
-            raise ForeignOffset(f"the checkpoint holds {str(offset)[:200]}, which is not an offset of topics") from None
-
-    def _map(self, positions: StreamPositions) -> dict[str, Any]:
-        if len(self.servers) == 1:
-            return {topic: at._asdict() for (_, topic), at in sorted(positions.items())}
-        found: dict[str, Any] = {}
-        for (server, topic), at in sorted(positions.items()):
-            found.setdefault(server, {})[topic] = at._asdict()
-        return found
-
-    def _positions(self, found: dict[str, Any]) -> StreamPositions:
-        is_flat = all("seq" in value and "epoch" in value for value in found.values())
-        if found and is_flat != (len(self.servers) == 1):
-            raise ForeignOffset(
-                "the checkpoint was written with one server and url has several, or the other way round; "
-                "start the query with a new checkpoint"
-            )
-        if len(self.servers) == 1:
-            found = {self.servers[0]: found}
-        return {
-            (server, topic): StreamPosition(at["epoch"], at["seq"])
-            for server, topics in found.items()
-            for topic, at in topics.items()
-        }
+def load(offset: dict[str, Any]) -> tuple[StreamPositions, StreamPositions]:
+    """Return the begin and the end of a batch."""
+    try:
+        begin, end = (
+            {topic: StreamPosition(at["epoch"], at["seq"]) for topic, at in offset[name].items()}
+            for name in ("from", "to")
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise ForeignOffset(f"the checkpoint holds {str(offset)[:200]}, which is not an offset of topics") from None
+    return begin, end
 
 
 def advance(
@@ -83,10 +61,10 @@ def advance(
     `first_seq` gives the start for a topic without a position. `budget` is a number of seqs. A lost range does not
     count, because it is not read.
     """
-    starts: dict[Key, tuple[StreamPosition, int, bool]] = {}
-    rooms: dict[Key, int] = {}
+    starts: dict[str, tuple[StreamPosition, int, bool]] = {}
+    rooms: dict[str, int] = {}
     for extent in extents:
-        key = (extent.server, extent.topic)
+        key = extent.topic
         start = at.get(key)
         recreated = start is not None and is_recreated(start, StreamPosition(extent.epoch, extent.end))
         if start is None or recreated:
@@ -106,18 +84,9 @@ def advance(
     return begin, end
 
 
-def with_known_server(at: StreamPositions, extent: TopicExtent) -> TopicExtent:
-    """Return an archived extent with the server of the position of the same epoch: a lake does not name servers."""
-    if extent.only_archived:
-        for (server, topic), known in at.items():
-            if topic == extent.topic and known.epoch == extent.epoch:
-                return structs.replace(extent, server=server)
-    return extent
-
-
 def is_readable(at: StreamPositions, extent: TopicExtent) -> bool:
     """Return whether the archive of a deleted topic reaches the position of the stream, or has a later epoch."""
-    known = at.get((extent.server, extent.topic))
+    known = at.get(extent.topic)
     return known is None or (known.epoch, known.seq) <= (extent.epoch, extent.end)
 
 
@@ -125,7 +94,7 @@ def is_recreated(begin: StreamPosition, end: StreamPosition) -> bool:
     return end.epoch != begin.epoch or end.seq < begin.seq
 
 
-def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, int]:
+def share(rooms: dict[str, int], budget: int | None, *, turn: int) -> dict[str, int]:
     """Divide the budget fairly: the part that a small topic does not need goes to the others.
 
     If the budget is less than one seq per topic, topics take turns, so that each of them advances.
@@ -145,11 +114,11 @@ def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, 
     return grants
 
 
-def spans(begin: StreamPositions, end: StreamPositions) -> list[Span]:
+def spans(server: str, begin: StreamPositions, end: StreamPositions) -> list[Span]:
     """Return the spans between two positions, sorted by name. Deterministic: a repeated batch reads the same spans."""
     found: list[Span] = []
-    for (server, topic), stop in sorted(end.items()):
-        start = begin.get((server, topic), StreamPosition(stop.epoch, 1))
+    for topic, stop in sorted(end.items()):
+        start = begin.get(topic, StreamPosition(stop.epoch, 1))
         first = start.seq
         if is_recreated(start, stop):
             first = 1
@@ -168,35 +137,23 @@ def lag(query: Any) -> dict[str, int] | None:
     Spark fills `metrics` of a progress report only for sources written in Java. A Python source reports its latest
     offset, and the lag is the distance from there to the end of the last batch.
 
-    `query` is a query, its `lastProgress`, or the progress of a listener's event. With several servers the names are
-    `server/topic`. Return None if there is no report yet, or if this version of Spark reports no latest offset.
+    `query` is a query, its `lastProgress`, or the progress of a listener's event. Return None if it has no report yet.
     """
     progress = query.lastProgress if hasattr(query, "lastProgress") else query
     if progress is None:
         return None
     found: dict[str, int] = {}
     for source in progress["sources"]:
-        latest, end = _positions(source["latestOffset"]), _positions(source["endOffset"])
-        if latest is None:
-            continue
-        for name, (epoch, seq) in latest.items():
-            read_epoch, read_seq = (end or {}).get(name, (epoch, 1))
-            found[name] = max(seq - (read_seq if read_epoch == epoch else 1), 0)
+        latest, end = _end_of(source["latestOffset"]), _end_of(source["endOffset"])
+        for topic, (epoch, seq) in latest.items():
+            read_epoch, read_seq = end.get(topic, (epoch, 1))
+            found[topic] = max(seq - (read_seq if read_epoch == epoch else 1), 0)
     return found or None
 
 
-def _positions(offset: Any) -> dict[str, tuple[int, int]] | None:
-    """Return epoch and next seq by topic, or None if the offset is not one of topics."""
+def _end_of(offset: Any) -> StreamPositions:
+    """Return the end of an offset; nothing if it is not one of topics."""
     try:
-        decoded = msgspec.json.decode(offset) if isinstance(offset, str | bytes) else offset
-        return dict(_flat(decoded["to"], ""))
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _flat(found: dict[str, Any], prefix: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    for name, value in found.items():
-        if isinstance(value.get("seq"), int) and isinstance(value.get("epoch"), int):
-            yield prefix + name, (value["epoch"], value["seq"])
-        else:
-            yield from _flat(value, f"{name}/")
+        return load(msgspec.json.decode(offset) if isinstance(offset, str | bytes) else offset)[1]
+    except (msgspec.MsgspecError, ForeignOffset, TypeError):
+        return {}

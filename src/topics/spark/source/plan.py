@@ -94,7 +94,7 @@ def spans(options: ReadOptions, extents: Iterable[TopicExtent], seq_at: SeqAt) -
 
 def is_stale(extent: TopicExtent, offsets: Offsets | None) -> bool:
     """Return whether the offset of the topic belongs to an earlier epoch."""
-    epoch = None if offsets is None else offsets.epoch_of(extent.server, extent.topic)
+    epoch = None if offsets is None else offsets.epoch_of(extent.topic)
     return epoch is not None and epoch != extent.epoch
 
 
@@ -120,7 +120,7 @@ def first_seq(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt, *, other
 
 def at_offset(extent: TopicExtent, offsets: Offsets | None, *, otherwise: Offset) -> int:
     """Return the seq of the offset that applies to the topic."""
-    offset = otherwise if offsets is None else offsets.of(extent.server, extent.topic)
+    offset = otherwise if offsets is None else offsets.of(extent.topic)
     if offset == "earliest":
         return extent.earliest
     if offset == "latest":

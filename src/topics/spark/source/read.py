@@ -143,7 +143,7 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
         "filter": None if options.tag is None else options.tag.wire(),
     }
     try:
-        with client_for(options.connection, span.server) as client:
+        with client_for(options.connection) as client:
             for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
                 if isinstance(piece, request.Tombstone) and piece.reason == "recreated":
                     lost = piece.reason  # later pieces belong to another epoch
@@ -167,7 +167,7 @@ def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
 
     def state(epoch: int | None = None) -> State | None:
-        with client_for(options.connection, span.server) as client:
+        with client_for(options.connection) as client:
             return state_of(client, span.topic, epoch=epoch)
 
     def trimmed_to() -> int:

@@ -11,27 +11,22 @@ from typing import Any
 
 import pyarrow as pa
 from msgspec import structs
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
-from topics.spark.pyspark_api import (
-    INHERITED_PUSH_FILTERS,
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from topics.spark.source import offsets, plan
 from topics.spark.source.catalog import Catalog, ServerCatalog, catalog_of
-from topics.spark.source.offsets import Key, OffsetCodec, StreamPosition, StreamPositions
-from topics.spark.source.plan import Impossible, Span, TopicExtent
+from topics.spark.source.filters import Narrowing, narrowing
+from topics.spark.source.offsets import StreamPositions
+from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
 from topics.spark.source.waiting import TopicsWatch
-from topics.spark.source.where import narrowing, of_filters
 
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 LIMITED_PARTITIONS = 4  # of a read with maxBytesPerSecond
 CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
@@ -57,24 +52,12 @@ def _cut(
     return parts, None if limit is None else max(limit // max(len(parts), 1), 1)
 
 
-class PushFilters:
-    """The method `pushFilters` of a reader, in a form that works whether or not Spark has filter pushdown enabled.
-
-    Spark rejects a reader that overrides the method while `spark.sql.python.filterPushdown.enabled` is off, and a
-    reader cannot find out the setting. Spark compares the function behind the method (`__func__`) with the inherited
-    one; this class presents the inherited one.
-
-    It is used only if the option `pushFilters` is true. Spark 4.3 reuses the plan of one query of a DataFrame for its
-    later queries: after `df.where("seq < 10")` a `df.count()` would silently count nine records.
-    """
-
-    __func__ = staticmethod(INHERITED_PUSH_FILTERS)
-
-    def __init__(self, reader: TopicsReader) -> None:
-        self._reader = reader
-
-    def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        return self._reader.push(filters)
+def _rows(partition: InputPartition, options: ReadOptions, schema: StructType | None) -> Iterator[pa.RecordBatch]:
+    assert isinstance(partition, ReadPartition)
+    options = structs.replace(options, max_bytes_per_second=partition.bytes_per_second)
+    layout = layout_of(options, schema)
+    for span, excerpt in partition.spans:
+        yield from read_span(span, options, layout, excerpt)
 
 
 class TopicsReader(DataSourceReader):
@@ -87,29 +70,16 @@ class TopicsReader(DataSourceReader):
             raise BadOption("consumer: only streams have this option; a batch has no progress to show")
         self.options = options
         self.schema = schema
-        layout = layout_of(options, schema)
-        self.narrowing = layout.narrowing()
-        if options.push_filters:
-            if INHERITED_PUSH_FILTERS is None:
-                raise BadOption("pushFilters: needs Spark 4.1 or newer; narrow the read with the options tag and node")
-            self.pushFilters: Any = PushFilters(self)
-
-    def push(self, filters: list[Any]) -> Iterable[Any]:
-        """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
-        layout = layout_of(self.options, self.schema)
-        self.narrowing = narrowing([*layout.implied(), *of_filters(filters)], kafka=layout.kafka, typed=layout.typed)
-        return filters
+        layout_of(options, schema)
+        self.narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
         with catalog_of(self.options) as catalog:
             extents = [extent for extent in catalog.extents() if self.narrowing.wants(extent.topic)]
             spans = self._spans(catalog, extents)
-            of = {(extent.server, extent.topic): extent for extent in extents}
-            parts, limit = _cut(self.options, spans, lambda span: of[span.server, span.topic].bytes_per_seq)
-            carried = [
-                [(plan.located(span, of[span.server, span.topic]), catalog.excerpt(span)) for span in part]
-                for part in parts
-            ]
+            of = {extent.topic: extent for extent in extents}
+            parts, limit = _cut(self.options, spans, lambda span: of[span.topic].bytes_per_seq)
+            carried = [[(plan.located(span, of[span.topic]), catalog.excerpt(span)) for span in part] for part in parts]
         # Spark would turn an empty list into one partition of its own, which `read` does not accept.
         return [ReadPartition(spans, limit) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
@@ -126,12 +96,22 @@ class TopicsReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ReadPartition)
+        options = structs.replace(self.options, tag=self.options.tag or self.narrowing.tag)
+        return _rows(partition, options, self.schema)
+
+
+class FilteringReader(TopicsReader):
+    """The reader with the option `pushFilters`. Spark refuses it while `PUSHDOWN` is off.
+
+    It is not the default: Spark 4.3 reuses the plan of one query of a DataFrame for its later queries, so after
+    `df.where("seq < 10")` a `df.count()` would silently count nine records.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
         layout = layout_of(self.options, self.schema)
-        limit, tag = partition.bytes_per_second, self.options.tag or self.narrowing.tag
-        options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
-        for span, excerpt in partition.spans:
-            yield from read_span(span, options, layout, excerpt)
+        self.narrowing = narrowing(filters, kafka=layout.kafka, typed=layout.typed)
+        return filters
 
 
 def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:
@@ -174,38 +154,34 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of one stream. All state is a cache: a restarted query does not need it."""
 
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
-        if options.path is not None:
-            raise BadOption(
-                "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
-            )
-        if options.lake_only:
-            raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
-        if options.push_filters:
-            raise BadOption(
-                "pushFilters: only batch reads have this option; narrow a stream with the options tag and node"
-            )
-        if options.ending is not None or options.ending_ts is not None:
-            raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")
+        for is_given, refusal in (
+            (options.path, "path: a directory does not grow while it is read; read it as a batch"),
+            (options.lake_only, "lakeOnly: only batch reads have this option; give a stream lake and url"),
+            (options.push_filters, "pushFilters: only batch reads have this option; narrow a stream with tag and node"),
+            (options.ending, "endingOffsets: only batch reads have this option; a stream has no end"),
+            (options.ending_ts is not None, "endingTimestamp: only batch reads have this option; a stream has no end"),
+        ):
+            if is_given:
+                raise BadOption(refusal)
         self.options = options
         self.schema = schema
         layout_of(options, schema)
-        self._names = OffsetCodec(options.connection.servers)
         self._servers: ServerCatalog | None = None
         self._initial: dict[str, Any] | None = None
         self._target: list[TopicExtent] | None = None  # for AvailableNow: the topics when the query started
-        self._seen: dict[Key, TopicExtent] = {}
+        self._seen: dict[str, TopicExtent] = {}
         self._published: StreamPositions = {}  # see `commit`
         self._watch: TopicsWatch | None = None  # while there is nothing to read
-        self._ends: dict[Key, offsets.StreamPosition] = {}  # the last known end of each topic on a server
+        self._ends: StreamPositions = {}  # the last known end of each topic on the server
 
     # --- offsets
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of the stream. Spark asks more than once, and the answer must be the same each time."""
         if self._initial is None:
-            at = {(extent.server, extent.topic): self._first_position(extent) for extent in self._extents()}
+            at = {extent.topic: self._first_position(extent) for extent in self._extents()}
             at = self._deleted_starts() | at
-            self._initial = self._names.dump(at, at)
+            self._initial = offsets.dump(at, at)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -215,52 +191,47 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._refresh()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        _, at = self._names.load(start)
+        _, at = offsets.load(start)
         budget = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         begin, end = self._next(at, budget) if self._target is None else self._advance(at, self._target, budget)
         # Spark takes an equal offset for "nothing new".
-        return start if begin == end else self._names.dump(begin, end)
+        return start if begin == end else offsets.dump(begin, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the last known ends of the topics, for Spark's progress report."""
         ends = {key: offsets.StreamPosition(extent.epoch, extent.end) for key, extent in self._seen.items()}
-        return self._names.dump(ends, ends) if ends else None
+        return offsets.dump(ends, ends) if ends else None
 
     # --- batches
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch. The end offset contains the start of its batch: see `offsets`."""
-        begin, stop = self._names.load(end)
-        return [] if start == end else self._parts(offsets.spans(begin, stop))
+        if start == end:
+            return []
 
-    def _parts(self, spans: list[Span]) -> list[InputPartition]:
         def bytes_per_seq(span: Span) -> float:
-            extent = self._seen.get((span.server, span.topic))
+            extent = self._seen.get(span.topic)
             return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
 
-        parts, limit = _cut(self.options, spans, bytes_per_seq)
+        begin, stop = offsets.load(end)
+        parts, limit = _cut(self.options, offsets.spans(self.options.connection.server, begin, stop), bytes_per_seq)
         return [ReadPartition([(self._located(span), None) for span in part], limit) for part in parts]
 
     def _located(self, span: Span) -> Span:
-        extent = self._seen.get((span.server, span.topic))
+        extent = self._seen.get(span.topic)
         return span if extent is None else plan.located(span, extent)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, ReadPartition)
-        layout = layout_of(self.options, self.schema)
-        limit, tag = partition.bytes_per_second, self.options.tag or layout.narrowing().tag
-        options = structs.replace(self.options, tag=tag, max_bytes_per_second=limit)
-        for span, _ in partition.spans:
-            yield from read_span(span, options, layout)
+        return _rows(partition, self.options, self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""
         if (name := self.options.consumer) is None:
             return
-        for (server, topic), position in self._names.load(end)[1].items():
-            if self._published.get((server, topic)) != position:
-                self._catalog.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
-                self._published[server, topic] = position
+        for topic, position in offsets.load(end)[1].items():
+            if self._published.get(topic) != position:
+                self._catalog.publish(topic, name, epoch=position.epoch, seq=position.seq - 1)
+                self._published[topic] = position
 
     def stop(self) -> None:
         self._end_watch()
@@ -279,9 +250,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
     ) -> tuple[StreamPositions, StreamPositions]:
-        there: dict[Key, TopicExtent] = {}
-        for extent in (offsets.with_known_server(at, one) for one in extents):
-            key = (extent.server, extent.topic)
+        there: dict[str, TopicExtent] = {}
+        for extent in extents:
+            key = extent.topic
             there[key] = extent
             if extent.only_archived:
                 end = self._ends.get(key)
@@ -293,25 +264,24 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key, end in self._ends.items():  # a deleted topic with unread seqs, so that the gap is reported
             if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq:
                 there[key] = TopicExtent(
-                    server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
-                )
+                    server=self.options.connection.server, topic=key, epoch=end.epoch, earliest=end.seq,
+                    head=end.seq - 1, only_archived=True,
+                )  # fmt: skip
         return offsets.advance(at, there.values(), first_seq=self._first_seq_of_new, budget=budget)
 
-    def _check_deleted(self, at: StreamPositions, there: set[Key]) -> None:
+    def _check_deleted(self, at: StreamPositions, there: set[str]) -> None:
         """Raise `TopicDeleted` if a subscribed topic with a position is gone and loss is not allowed."""
         options = self.options
-        for (server, topic), position in sorted(at.items()) if options.fail_on_data_loss else ():
-            # A restarted query may subscribe to fewer topics.
-            is_wanted = server in options.connection.servers and options.wants(topic)
-            if (server, topic) not in there and is_wanted:
-                raise TopicDeleted(server, topic, position.seq, lake=options.lake)
+        for topic, position in sorted(at.items()) if options.fail_on_data_loss else ():
+            if topic not in there and options.wants(topic):  # a restarted query may subscribe to fewer topics
+                raise TopicDeleted(options.connection.server, topic, position.seq, lake=options.lake)
 
     def _extents(self) -> list[TopicExtent]:
         return self._refresh() if self._target is None else self._target
 
     def _refresh(self) -> list[TopicExtent]:
         extents = self._catalog.present()
-        self._seen = {(extent.server, extent.topic): extent for extent in extents}
+        self._seen = {extent.topic: extent for extent in extents}
         self._ends |= {
             key: offsets.StreamPosition(extent.epoch, extent.end)
             for key, extent in self._seen.items()
@@ -329,7 +299,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == end:
             if was_idle:
                 time.sleep(PAUSE_S)
-            self._watch = self._catalog.watch(topic for _, topic in self._seen)
+            self._watch = self._catalog.watch(self._seen)
             begin, end = self._advance(at, self._refresh(), budget)  # the watch reports only later changes
         if begin != end:
             self._end_watch()
@@ -345,7 +315,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seq = plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise="latest")
         if plan.is_stale(extent, starting := self.options.starting):
             assert starting is not None
-            return offsets.StreamPosition(starting.epoch_of(extent.server, extent.topic) or 0, seq)
+            return offsets.StreamPosition(starting.epoch_of(extent.topic) or 0, seq)
         plan.check_written(extent, seq)
         return offsets.StreamPosition(extent.epoch, seq)
 
@@ -354,73 +324,16 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: StreamPositions = {}
         if (starting := self.options.starting) is None:
             return found
-        for server in self.options.connection.servers:
-            for topic in starting.names():
-                if (epoch := starting.epoch_of(server, topic)) is not None:
-                    seq = starting.of(server, topic)
-                    assert isinstance(seq, int)
-                    found[server, topic] = offsets.StreamPosition(epoch, seq)
+        for topic in starting.by_topic:
+            if (epoch := starting.epoch_of(topic)) is not None:
+                seq = starting.of(topic)
+                assert isinstance(seq, int)
+                found[topic] = offsets.StreamPosition(epoch, seq)
         return found
 
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
         starting = self.options.starting
-        if starting is not None and extent.topic in starting.names():
+        if starting is not None and extent.topic in starting.by_topic:
             return plan.first_seq(self.options, extent, self._catalog.seq_at, otherwise=1)
         return 1
-
-
-# --- Spark 4.0 and 4.1
-
-INITIAL = "initial"  # marks an initial offset, which is never stored in a checkpoint
-
-
-class UnlimitedStreamReader(TopicsStreamReader):
-    """The reader for Spark 4.0 and 4.1, whose `latestOffset` gets neither the start of the next batch nor a limit.
-
-    A micro-batch reads everything up to the heads. The start of a batch is known only in `partitions`. The first batch
-    is the exception: `latestOffset` stores the start of the stream in the end offset, because Spark asks again for the
-    initial offset after a crash, and "latest" would then be another seq.
-    """
-
-    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
-        if options.max_offsets is not None:
-            raise BadOption("maxOffsetsPerTrigger: needs Spark 4.2 or newer; without it, a batch reads up to the heads")
-        super().__init__(options, schema)
-        self._at: StreamPositions | None = None  # the end of the last batch, as far as this reader knows it
-        self._last: dict[str, Any] | None = None
-        self._deleted: StreamPositions = {}  # positions that the end of a batch after a restart did not have
-
-    def initialOffset(self) -> dict[str, Any]:
-        return {**super().initialOffset(), INITIAL: True}
-
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:
-        at = self._at if self._at is not None else self._first_positions()
-        begin, end = self._advance(at, self._extents(), None) if self._last is None else self._next(at, None)
-        if begin == end and self._last is not None:
-            return self._last  # Spark takes an equal offset for "nothing new"
-        self._at, self._last = end, self._names.dump(begin, end)
-        return self._last
-
-    def _first_positions(self) -> StreamPositions:
-        """Return the start of the stream, or nothing if it is invalid now: a restarted query does not need it."""
-        try:
-            return self._names.load(super().initialOffset())[1]
-        except Impossible:
-            return {}
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begin, stop = self._names.load(end)
-        if not start.get(INITIAL):
-            begin = self._names.load(start)[1]
-        self._check_deleted(begin, set(stop))
-        if missing := {key: begin[key] for key in begin.keys() - stop.keys()}:
-            # A deleted topic keeps its position, so that a new epoch is reported: the next offset has it again.
-            self._at, self._last = missing | (self._at or {}), None
-            self._deleted |= missing
-        begin = self._deleted | begin
-        for key in stop.keys() - begin.keys():
-            if (extent := self._seen.get(key)) is not None and extent.epoch == stop[key].epoch:
-                first_seq = min(self._first_seq_of_new(extent), stop[key].seq)
-                begin[key] = StreamPosition(extent.epoch, first_seq)
-        return self._parts(offsets.spans(begin, stop))

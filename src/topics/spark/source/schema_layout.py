@@ -10,10 +10,8 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from topics.lake.json_fields import NAME
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source.layout import UTC_TIMESTAMP, Layout, OutputColumn, record_columns
-from topics.spark.source.where import parse
 
 MALFORMED = "_malformed"
 
@@ -51,12 +49,8 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
     if schema is None or (not options.typed and _is_plain(schema, rows)):
         names = (options.columns or rows) if schema is None else schema.fieldNames()
         outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        found = Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs, where=options.where)
-    else:
-        found = _typed_layout(options, schema, rows)
-    if found.where is not None:
-        parse(found.where, found.kinds())
-    return found
+        return Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs)
+    return _typed_layout(options, schema, rows)
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
@@ -94,31 +88,21 @@ def _typed_layout(
         elif field.name == MALFORMED and isinstance(field.dataType, t.StringType):
             outputs.append(OutputColumn(field.name, "malformed", "data", pa.string()))
         else:
-            fields.append(data_field(field, field.name))
+            fields.append(pa.field(field.name, arrow_type(field.dataType, field.name)))
             outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
     if not fields and any(one.of == "malformed" for one in outputs):
         raise BadOption(f"schema: {MALFORMED} needs fields of data: a record is malformed if one of them does not fit")
-    return Layout(
-        rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True, where=options.where
-    )
+    return Layout(rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True)
 
 
-def data_field(field: t.StructField, where: str) -> pa.Field:
-    """Return the Arrow field for a field of `data`. Raise `BadOption` if its type cannot be read from JSON here.
-
-    A column that `topics.spark.table` has renamed has the name in the JSON object in its metadata.
-    """
-    name = (field.metadata or {}).get("field")
-    return pa.field(field.name, _arrow_type(field.dataType, where), metadata=None if name is None else {NAME: name})
-
-
-def _arrow_type(kind: t.DataType, where: str) -> pa.DataType:
+def arrow_type(kind: t.DataType, where: str) -> pa.DataType:
+    """Return the Arrow type for a field of `data`. Raise `BadOption` if the type cannot be read from JSON here."""
     if isinstance(kind, t.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, t.ArrayType):
-        return pa.list_(_arrow_type(kind.elementType, f"{where}[]"))
+        return pa.list_(arrow_type(kind.elementType, f"{where}[]"))
     if isinstance(kind, t.StructType):
-        return pa.struct([data_field(one, f"{where}.{one.name}") for one in kind.fields])
+        return pa.struct([pa.field(one.name, arrow_type(one.dataType, f"{where}.{one.name}")) for one in kind.fields])
     if type(kind) not in _ARROW:
         raise BadOption(
             f"schema: column {where} is of type {kind.simpleString()}, which a typed read does not support; read it as "

@@ -1,10 +1,10 @@
-"""Wait until one of many topics changes, with a watch on each server instead of repeated requests."""
+"""Wait until one of many topics changes, with a watch instead of repeated requests."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os.path import commonprefix
 
 from topics.client import Client
@@ -24,7 +24,7 @@ NEWS = ("record", "tombstone", "topic-deleted", "error")
 class TopicsWatch:
     """Reports once that a topic has changed since the watch was created. A change before that is not reported."""
 
-    def __init__(self, clients: Mapping[str, Client], names: Iterable[str]) -> None:
+    def __init__(self, client: Client, names: Iterable[str]) -> None:
         """`names` may end in `*`, for all present and future topics with a prefix."""
         listed = sorted(names)
         if len(listed) > MAX_NAMES:
@@ -39,10 +39,10 @@ class TopicsWatch:
         }
         try:
             path = with_query("/v0/watch", lenient=True)
-            sessions = {client: client.call("POST", path, WatchCreated, body=body) for client in clients.values()}
+            session = client.call("POST", path, WatchCreated, body=body)
         except TopicsError:  # a key that may not watch a prefix, or too many sessions
-            sessions, self._until_s = {}, 0.0
-        for client, session in sessions.items():
+            self._until_s = 0.0
+        else:
             threading.Thread(target=self._follow, args=(client, session.stream_url), daemon=True).start()
 
     def wait(self, ms: int) -> bool:

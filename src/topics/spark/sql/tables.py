@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -20,7 +18,6 @@ from topics.engine.offline import directory
 from topics.lake import Lake, TypedColumns
 from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import newest_epoch
-from topics.model.records import TagMatch
 from topics.plurals import counted
 from topics.spark.failures import explain
 from topics.spark.options import READ as KNOWN_OPTIONS
@@ -29,16 +26,14 @@ from topics.spark.source.catalog import catalog_of, client_for
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
-from topics.spark.source.readers import TopicsReader
+from topics.spark.source.readers import PUSHDOWN
 from topics.spark.source.schema_layout import SPARK_TYPES
-from topics.spark.source.where import Narrowing
 from topics.spark.sql.text import JSON_COLUMNS, VARIANT, BadQuery, Statement, quoted, read, read_condition
 from topics.spark.topic_names import nearest
 from topics.spark.typed_tables import merged_type
 from topics.storage.fs import Fs
 
 SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields
-GAP_LOOK_S = 2.0  # longest time before a query starts to count its gap rows
 RECORD_COLUMNS = ("topic", "seq", "ts", "node", "tag", "meta", "data")
 GAP_COLUMNS = ("kind", "gap_to", "reason")
 Nested = StructType | ArrayType
@@ -64,9 +59,8 @@ def names_of(options: Mapping[str, str]) -> set[str]:
         found |= {*Lake(lake).snapshot().topics(), LEDGER}
     if options.get("lakeOnly") != "true":
         reached = connection(known(options, KNOWN_OPTIONS))
-        for server in reached.servers:
-            with client_for(reached, server) as client:
-                found |= {row.topic for row in client.topics()}
+        with client_for(reached) as client:
+            found |= {row.topic for row in client.topics()}
     return found
 
 
@@ -93,7 +87,7 @@ class Tables:
         if (own := self._own(text, statement)) is not None:
             return own
         self._make_views(statement)
-        notes = [*self._missing(statement), *self._gap_notes(statement)]
+        notes = self._missing(statement)
         try:
             frame = self._spark.sql(statement.text)
         except PySparkException as error:
@@ -147,6 +141,7 @@ class Tables:
     # --- views
 
     def _make_views(self, statement: Statement) -> None:
+        self._spark.conf.set(PUSHDOWN, "true")
         for table in dict.fromkeys(statement.tables):
             if self._is_ledger(table):
                 ledger = Lake(self._options["lake"]).ledger()
@@ -220,9 +215,9 @@ class Tables:
         for name in self._columns():
             schema.add(f"_{name}", kinds[name])
             shown.append(F.col(f"_{name}").alias(name))
-        for at, (name, kind) in enumerate(typed.fields):
-            schema.add(StructField(f"f{at}", DataType.fromDDL(kind), metadata={"field": name}))
-            shown.append(F.col(f"f{at}").alias(name))
+        for name, kind in typed.fields:
+            schema.add(name, DataType.fromDDL(kind))
+            shown.append(F.col(quoted(name)))
         return reader.schema(schema).option("typed", "true").load().select(*shown)
 
     def _subscription(self, table: str) -> dict[str, str]:
@@ -251,33 +246,6 @@ class Tables:
             else:
                 notes.append(f"none of {where} has an object in {field.column}: its fields are NULL")
         return list(dict.fromkeys(notes))
-
-    def _gap_notes(self, statement: Statement) -> list[str]:
-        """Return a note for each table whose gap rows the statement may mistake for records: their fields are NULL."""
-        if not self._gaps or statement.words & {"kind", "gap_to"}:
-            return []
-        notes = []
-        for table in dict.fromkeys(statement.tables):
-            count = 0 if self._is_ledger(table) else self._gap_rows(table)
-            if count != 0:
-                rows = "gap rows may be" if count is None else "1 gap row is" if count == 1 else f"{count} gap rows are"
-                notes.append(f"{rows} among the rows of {table}; add where kind = 'record' to leave them out")
-        return notes
-
-    def _gap_rows(self, table: str) -> int | None:
-        """Return the number of gap rows, or None if counting takes longer than `GAP_LOOK_S`.
-
-        The count uses the plan of the query, because a gap is cut at partitions. A tag that no record has leaves only
-        the gap rows.
-        """
-        reader = TopicsReader(read_options(self._subscription(table)))
-        reader.narrowing = Narrowing(tag=TagMatch("Eq", uuid.uuid4().hex))
-        deadline, count = time.monotonic() + GAP_LOOK_S, 0
-        for part in reader.partitions():
-            if time.monotonic() > deadline:
-                return None
-            count += sum(batch.num_rows for batch in reader.read(part))
-        return count
 
     # --- samples
 

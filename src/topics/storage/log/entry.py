@@ -75,6 +75,7 @@ class Delete(Struct, array_like=True):
     text: str
     at_ms: int
     seqs: list[int] | None = None
+    done: bool = False  # the workers of these jobs have finished them; not in frames of earlier versions
 
 
 class Ceiling(Struct, array_like=True):

@@ -138,16 +138,6 @@ def test_half_surrogate_pair_is_mirrored_across_a_restart(
         assert bytes(found[0].meta).startswith(b'{"k":%b' % odd)
 
 
-def test_nodes_of_one_side_are_filtered_by_the_server(here: Any, pair: Pair, topic: str):
-    pair.one.client.append(topic, [{"data": n, "node": "till-1"} for n in range(4)])
-    run(here, pair, topic)
-
-    report = run(here, pair, topic, both_ways=True, source_nodes=["till-1"])
-
-    assert pair.one.client.topic(topic).count == 4
-    assert report.topics[-1].figures == {}, "the echoes were not even read"
-
-
 def test_follow_copies_new_records_and_stops_cleanly(here: Any, pair: Pair, topic: str):
     stop = threading.Event()
     reports: list[RunReport] = []

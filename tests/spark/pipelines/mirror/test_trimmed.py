@@ -124,7 +124,7 @@ def test_records_after_a_trim_wait_for_the_lake(pair: Pair, topic: str, tmp_path
     def looked_at(seqs: list[int]) -> tuple[list[int], int]:
         rows = pa.RecordBatch.from_pydict({"seq": seqs, "gap_to": pa.nulls(len(seqs), pa.int64())})
         batches = [rows.slice(0, cut_at), rows.slice(cut_at)]
-        watch = Watch(structs.replace(span, start=seqs[0]), ConnectionOptions(servers=(pair.one.url,)))
+        watch = Watch(structs.replace(span, start=seqs[0]), ConnectionOptions(server=pair.one.url))
         found = [seq for batch in watch.over(iter(batches)) for seq in batch.column("seq").to_pylist()]
         return found, watch.trimmed_at
 

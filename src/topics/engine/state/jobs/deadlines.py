@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from topics.engine.state.jobs.job import Job, Term
@@ -38,12 +39,13 @@ class LeaseDeadlines:
         for job in jobs:
             job.term = term
 
-    def leave(self, job: Job) -> None:
-        """Count a job that is no longer leased, or gets another term."""
-        term = job.term
-        term.held -= 1
-        if term.ended:
-            self.ended -= 1
+    def leave(self, jobs: Iterable[Job]) -> None:
+        """Count jobs that are no longer leased, or get another term."""
+        for job in jobs:
+            term = job.term
+            term.held -= 1
+            if term.ended:
+                self.ended -= 1
 
     def end(self, now_ms: int) -> None:
         """End the terms whose deadline is before `now_ms`. Takes half a microsecond per deadline."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
+from msgspec import Struct
+
 from topics.errors import invalid
 from topics.model.queue import MAX_DELIVER_AT
 from topics.model.records import MAX_KEY_BYTES, NewRecord, Unique, too_long
@@ -39,20 +41,20 @@ class Term:
         self.ended = False
 
 
-class Job:
+NO_TERM = Term(0)
+
+
+class Job(Struct, eq=False):
     """A job that was delivered at least once. The lease fields count only while it is in `leases` or `leaving`."""
 
-    __slots__ = ("deliveries", "due_ms", "holder", "lease", "node", "priority", "seq", "term")
-
-    def __init__(self, seq: int, priority: int | None = None, deliveries: int = 0) -> None:
-        self.seq = seq
-        self.priority = priority  # None for a job without terms
-        self.deliveries = deliveries
-        self.lease = 0
-        self.node = ""
-        self.due_ms = 0
-        self.holder: Holder | None = None
-        self.term = NO_TERM
+    seq: int
+    priority: int | None = None  # None for a job without terms
+    deliveries: int = 0
+    lease: int = 0
+    node: str = ""
+    due_ms: int = 0
+    holder: Holder | None = None
+    term: Term = NO_TERM
 
     @property
     def deadline_ms(self) -> int:
@@ -61,9 +63,6 @@ class Job:
     @property
     def lease_id(self) -> str:
         return f"lease_{self.lease:x}"
-
-
-NO_TERM = Term(0)
 
 
 class WaitingSeqs:

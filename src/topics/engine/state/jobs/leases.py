@@ -21,21 +21,21 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
 from topics.engine.state.jobs.buckets import QUEUE, Buckets
 from topics.engine.state.jobs.deadlines import STALE_MAX, LeaseDeadlines
 from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, WaitingSeqs
-from topics.engine.state.jobs.keys import Keys, SavedLine
-from topics.engine.state.jobs.reasons import with_reason
-from topics.engine.state.jobs.unique import SavedUnique, UniqueJobs
-from topics.model.queue import Reason, Why
+from topics.engine.state.jobs.keys import Keys
+from topics.engine.state.jobs.reasons import NOTHING, Notes, with_reason
+from topics.engine.state.jobs.saved import SavedJob, SavedLeases
+from topics.engine.state.jobs.unique import UniqueJobs
+from topics.model.queue import Progress, Reason, Why
 from topics.model.topic import TopicConfig
 from topics.storage.segments.extras import has_terms, terms_of
 
@@ -71,7 +71,7 @@ class Leases:
         self.freed: Callable[[], None] = lambda: None  # called when jobs become claimable other than by an append
         self.move_after_ms = 0  # no move is tried before this time: the last one failed
         self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
-        self.has_reasons = False  # whether a job may have failed with a reason
+        self.has_reasons = False  # whether a job may have failed with a reason, or has a progress
         self._deadlines = LeaseDeadlines(self.leases)
         self.keys = Keys(self.wait, topic.config.max_in_flight_per_key)
         self.unique = UniqueJobs()
@@ -232,13 +232,14 @@ class Leases:
                 self._topic.totals.reasons.forget(self._topic.topic_id, seq)
         for seq in seqs:
             if (job := self.leases.pop(seq, None)) is not None:
-                self._deadlines.leave(job)
+                self._deadlines.leave((job,))
                 self._unhold(job)
                 self.cancelled[seq] = job.node
                 if len(self.cancelled) > CANCELLED_MAX:
                     del self.cancelled[next(iter(self.cancelled))]
             elif (job := self.leaving.pop(seq, None)) is not None:
-                self._unhold(job)
+                if job.holder is not None:
+                    self._unhold(job)
             else:
                 self.reclaim.pop(seq, None)
                 self.resting.pop(seq, None)
@@ -291,15 +292,14 @@ class Leases:
             holder.held.update(job.seq for job in jobs)
 
     def extend(self, jobs: list[Job], deadline_ms: int) -> None:
-        for job in jobs:
-            self._deadlines.leave(job)
+        self._deadlines.leave(jobs)
         self._deadlines.set(deadline_ms, jobs)
 
-    def take_out(self, jobs: Iterable[Job]) -> None:
+    def take_out(self, jobs: list[Job]) -> None:
         """Keep leased jobs from all other verbs while an entry about them is on its way to the log."""
+        self._deadlines.leave(jobs)
         for job in jobs:
             del self.leases[job.seq]
-            self._deadlines.leave(job)
             self.leaving[job.seq] = job
 
     def put_back(self, jobs: Iterable[Job]) -> None:
@@ -319,8 +319,8 @@ class Leases:
         most = self.max_deliveries()
         for job in jobs:
             if self.leases.pop(job.seq, None) is not None:
-                self._deadlines.leave(job)
-            elif self.leaving.pop(job.seq, None) is None:
+                self._deadlines.leave((job,))
+            elif self.leaving.pop(job.seq, None) is None and not (undelivered and self._take_ended(job.seq)):
                 continue  # deleted in between
             self._unhold(job)
             job.term = NO_TERM
@@ -337,6 +337,10 @@ class Leases:
         if len(self._delays) > 2 * self.delayed + STALE_MAX:
             self._sort_delays()
 
+    def _take_ended(self, seq: int) -> bool:
+        """Take out a job whose lease has ended. Return whether there was one."""
+        return (self.reclaim.pop(seq, None) or self.exhausted.pop(seq, None)) is not None
+
     def delay(self, job: Job, due_ms: int) -> None:
         job.due_ms = due_ms
         self.resting[job.seq] = job
@@ -350,7 +354,7 @@ class Leases:
 
     def reasons_of(self, job: Job, *, expired: bool | None = None) -> tuple[Reason, ...]:
         """Return why deliveries of the job failed. Pass `expired` if its term does not say whether its lease has."""
-        reasons = self._topic.totals.reasons.get(self._topic.topic_id, job.seq) if self.has_reasons else ()
+        reasons = self._notes(job.seq).reasons
         if not (job.term.ended and job.seq not in self.leaving if expired is None else expired):
             return reasons
         held_s = max(job.deadline_ms - (job.lease >> 16), 0) / 1000  # see `Queues.claim` for the numbers of leases
@@ -358,8 +362,26 @@ class Leases:
         return with_reason(reasons, Reason(job.deadline_ms, job.node, job.deliveries, text))
 
     def keep_reasons(self, seq: int, reasons: tuple[Reason, ...]) -> None:
+        self._keep(seq, Notes(reasons))
+
+    def note_progress(self, jobs: list[Job], progress: Progress) -> None:
+        """Note how far the worker is. It is shown while these leases last."""
+        for job in jobs:
+            self._keep(job.seq, Notes(self._notes(job.seq).reasons, progress, job.lease))
+
+    def progress_of(self, job: Job) -> Progress | None:
+        notes = self._notes(job.seq)
+        return notes.progress if notes.lease == job.lease else None
+
+    def _notes(self, seq: int) -> Notes:
+        if not self.has_reasons:
+            return NOTHING
+        notes: Notes = self._topic.totals.reasons.get(self._topic.topic_id, seq)
+        return notes
+
+    def _keep(self, seq: int, notes: Notes) -> None:
         self.has_reasons = True
-        self._topic.totals.reasons.keep(self._topic.topic_id, seq, reasons)
+        self._topic.totals.reasons.keep(self._topic.topic_id, seq, notes)
 
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
@@ -367,6 +389,10 @@ class Leases:
             seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
             or seq in self.exhausted or seq in self.keys.blocked
         )  # fmt: skip
+
+    def leased(self, seqs: Iterable[int]) -> list[Job]:
+        """Return the jobs that have a lease, also if it has ended."""
+        return [job for seq in seqs if (job := self.leases.get(seq)) is not None]
 
     def held(self, seq: int) -> Job | None:
         """Return the job if a worker holds a lease of it that has not ended."""
@@ -385,7 +411,7 @@ class Leases:
 
     def load(self, saved: SavedLeases) -> None:
         """Add the jobs of a snapshot to a queue that has none."""
-        self.dead_lettered, self.last_lease = saved.dead_lettered, saved.last_lease
+        self.dead_lettered, self.last_lease, self.cancelled = saved.dead_lettered, saved.last_lease, saved.cancelled
         for waiting, packed in zip(self.by_priority, saved.by_priority, strict=False):
             waiting.seqs.frombytes(packed)
         pairs = array("Q")
@@ -422,29 +448,6 @@ class Leases:
 # --- the part of a snapshot
 
 
-class SavedJob(Struct, array_like=True):
-    seq: int
-    priority: int | None
-    deliveries: int
-    due_ms: int
-    lease: int
-    node: str
-    deadline_ms: int
-    reasons: Sequence[Reason] = ()  # not in snapshots of earlier versions
-
-
-class SavedLeases(Struct, array_like=True):
-    """The state of a queue in a snapshot. `by_priority` has packed u64 seqs, `later` packed pairs of u64."""
-
-    dead_lettered: int = 0
-    last_lease: int = 0
-    by_priority: list[bytes] = []
-    later: bytes = b""
-    out: list[SavedJob] = []
-    keys: list[SavedLine] = []  # not in snapshots of earlier versions, and neither is this
-    unique: list[SavedUnique] = []
-
-
 def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
     """Return what a snapshot keeps: with leases if `durable`, nothing of the records unless `kept`."""
     saved = SavedLeases(queue.dead_lettered, queue.last_lease)
@@ -465,6 +468,7 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
     saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
     saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
     saved.keys, saved.unique = queue.keys.save(), queue.unique.save()
+    saved.cancelled = dict(queue.cancelled) if durable else {}
     return saved
 
 

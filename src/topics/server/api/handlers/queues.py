@@ -151,7 +151,7 @@ class PendingClaim:
         """Return the jobs to the queue: the client has left, or shut its side."""
         self._end_wait()
         if self._claimed is not None and self._claimed.jobs:
-            self._services.engine.queues.undo_claim(self._topic, self._claimed.jobs)
+            self._services.engine.queues.undo_claim(self._claimed)
             self._claimed = self._nothing()
 
     def _nothing(self) -> Claimed:
@@ -212,9 +212,12 @@ _ACKED, _NACKED = partial(_acknowledged, b"acked"), partial(_acknowledged, b"nac
 def extend(services: Services, call: Call) -> Answer:
     wanted: model.ExtendRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
+    model.check_extend(wanted)
+    lease_ms = None if wanted.lease_ms is None else clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
-    ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
+    ticket = services.engine.queues.extend(
+        topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms, progress=wanted.progress
+    )
     return json_when_done(
         ticket, call.request,
         lambda done, took: model.ExtendAnswer(

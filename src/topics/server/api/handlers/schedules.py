@@ -62,6 +62,14 @@ def run_schedule(services: Services, call: Call) -> Answer:
     )
 
 
+def pause_schedule(services: Services, call: Call) -> Answer:
+    """Pause a schedule, or let it go on, without its other settings."""
+    ticket = services.engine.schedules.pause(call.params["schedule"], paused=call.body().paused)
+    return json_when_done(
+        ticket, call.request, lambda one, took: model.ScheduleAnswer(**_fields(services, one), performance=took)
+    )
+
+
 def preview_schedule(services: Services, call: Call) -> Answer:
     """List the next ticks: of the schedule as it is, or of the timing in the request."""
     name = call.params["schedule"]

@@ -1,6 +1,6 @@
 /** Consumers: their lag in records and time, the time to catch up, and what they missed. */
 
-import { h, put, span, svg, swatch } from "../parts/dom.js"
+import { h, put, span, swatch } from "../parts/dom.js"
 import { ago, count, duration, range, short, whole } from "../parts/format.js"
 import { plot } from "../parts/plot.js"
 import { parseTime } from "../parts/records.js"
@@ -16,7 +16,6 @@ import { topicLink } from "./topics.js"
 export const title = "Consumers"
 
 const COLORS = ["c1", "c2", "live", "restart", "ttl"]
-const SPARK = { width: 96, height: 24 }
 const JOIN_MS = 45_000
 const STILL = 0.05 // records per second: slower changes of the lag are not shown as a trend
 
@@ -105,7 +104,6 @@ function columns(again) {
     { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => [() => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}` }, `${whole(row.seq)} of ${whole(row.head_seq)}`), `${row.seq} ${row.head_seq}`] },
     { key: "lag", label: "Behind", class: "number", sort: (row) => row.lag_records, cell: (row) => warned(row.lag_records, short(row.lag_records)) },
     { key: "time", label: "For", class: "number medium", sort: (row) => row.lag_ms, cell: (row) => (row.lag_ms ? duration(row.lag_ms) : "–") },
-    { key: "plot", label: "Last hour", class: "wide", cell: (row) => [spark(row.points.map((point) => point.lag)), `${row.points.at(-1)?.ts}`] },
     {
       key: "eta", label: "Caught up", class: "medium", sort: (row) => catchUp(row)[1],
       cell: (row) => {
@@ -142,15 +140,6 @@ function details(row, close, again) {
       allowed("write", row.topic, () => button("Seek", act("Move the consumer", seek), { kind: "small" })),
       allowed("delete", row.topic, () => button("Delete", act("Delete the consumer", drop), { kind: "small danger" }))),
   ]
-}
-
-/** A small line of the values so far. */
-function spark(values) {
-  const most = Math.max(1, ...values)
-  const step = SPARK.width / Math.max(values.length - 1, 1)
-  const points = values.map((value, at) => `${(at * step).toFixed(1)} ${(SPARK.height - 2 - (value / most) * (SPARK.height - 4)).toFixed(1)}`)
-  return svg("svg", { class: "spark", viewBox: `0 0 ${SPARK.width} ${SPARK.height}`, width: SPARK.width, height: SPARK.height, "aria-hidden": "true" },
-    svg("path", { class: "stroke c1", d: `M${points.join("L")}${points.length === 1 ? `h${SPARK.width}` : ""}` }))
 }
 
 /** A form that moves a consumer: to an end of the topic, to a seq, or to a time. */

@@ -17,6 +17,7 @@ const MOST_GROUPS = 12
 /** What is known of a dead letter. Each is a column and a way to group: another fact needs one more line. */
 const FACTS = [
   { label: "Tag", of: (letter) => letter.tag },
+  { label: "Reason", of: (letter) => letter.meta.value.$dead_letter_reason?.split("\n")[0] },
   { label: "Deliveries", number: true, of: (letter) => letter.meta.value.$dead_letter_deliveries },
 ]
 

@@ -2,7 +2,6 @@
 
 import { h, put, span } from "../parts/dom.js"
 import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
-import { heat } from "../parts/heat.js"
 import { plot } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
 import { session } from "../parts/session.js"
@@ -31,7 +30,7 @@ export function show({ signal }) {
     reads: plot("Records read and delivered", { format: rate }),
     jobs: plot("Jobs", { format: rate }),
     losses: plot("Records lost", { format: rate }),
-    syncs: heat("Sync of the log, p99", { format: (us) => duration(us / 1000) }),
+    syncs: plot("Sync of the log, p99", { format: (us) => duration(us / 1000), floor: 100 }),
     log: plot("Written to the log", { format: (value) => `${bytes(value)}/s`, floor: 1024, binary: true }),
     memory: plot("Memory", { format: bytes, floor: 1024, binary: true }),
     connections: plot("Connections", { format: short }),

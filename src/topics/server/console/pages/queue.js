@@ -66,16 +66,19 @@ export function show({ params: [name], query, signal: left }) {
     const done = before && before.epoch === seen.epoch ? Math.max(finished - before.finished, 0) / ((now - before.at) / 1000) : ring.perSecond("finished").at(-1) ?? 0
     before = { finished, at: now, epoch: seen.epoch }
     state = seen
-    const { ready, in_flight, delayed, dead_lettered, dead_letter_error } = seen.queue
+    const { ready, in_flight, delayed, blocked, dead_lettered, dead_letter_error } = seen.queue
+    const { paused, max_in_flight: most, rate: limit, rate_per_key: perKey } = seen.config
     const age = oldest.jobs.length ? Math.max(session.now() - oldest.jobs[0].$ts, 0) : 0
     const wait = done > 0 ? (ready / done) * 1000 : 0
     put(problem, dead_letter_error && h("div", { class: "failure", role: "alert" }, `Jobs cannot move to the dead-letter topic: ${dead_letter_error}`),
-      ready > 0 && in_flight === 0 && done === 0 && age > IDLE_MS && noWorker(name, ready, age))
-    figures.ready.set(whole(ready))
-    figures.flight.set(whole(in_flight))
+      paused ? h("div", { class: "failure", role: "alert" }, h("strong", {}, "The queue is paused."), " Workers get no jobs.")
+        : ready > 0 && in_flight === 0 && done === 0 && age > IDLE_MS && noWorker(name, ready, age))
+    put(pause, paused ? "Resume" : "Pause")
+    figures.ready.set(whole(ready), blocked ? `${whole(blocked)} wait for their key` : "")
+    figures.flight.set(whole(in_flight), most ? `at most ${whole(most)}` : "")
     figures.delayed.set(whole(delayed))
     figures.dead.set(whole(dead_lettered), seen.config.dead_letter ? `into ${seen.config.dead_letter}` : "", dead_lettered ? "warn" : "")
-    figures.done.set(rate(done))
+    figures.done.set(rate(done), [limit && `at most ${rate(limit.per_s)}`, perKey && `${rate(perKey.per_s)} per key`].filter(Boolean).join(", "))
     figures.age.set(oldest.jobs.length ? duration(age) : "none")
     figures.wait.set(done > 0 ? duration(wait) : "–")
     choices.count("in_flight", in_flight)
@@ -113,12 +116,14 @@ export function show({ params: [name], query, signal: left }) {
     for (const cell of list.querySelectorAll("[data-deadline]")) setText(cell, remaining(Number(cell.dataset.deadline)))
   }, 500)
   signal.addEventListener("abort", () => clearInterval(counting))
+  const pause = button("Pause", () => state && act(() => session.request("PUT", topicPath(name), { paused: !state.config.paused }), "config", state.config.paused ? "Workers get jobs again." : "Workers get no jobs.", refresh))
   const open = (heading, make) => () => state && formDialog(heading, (done) => make(state, done), refresh)
   const head = pageHead(name, {
     crumbs: [["Queues", "#/queues"]], badges: [badge("queue")],
     actions: [
       h("a", { class: "button", href: topicLink(name) }, "Records and timeline"),
       copyAs(() => actions.jobs(name, tab === "dead" ? null : tab)),
+      allowed("admin", name, () => pause),
       allowed("admin", name, () => button([icon("settings"), "Configure"], open("Configure the queue", configureTopic))),
       allowed("write", name, () => button([icon("plus"), "Add job"], open("Add a job", writeRecord), { kind: "primary" })),
     ],
@@ -179,17 +184,21 @@ async function listed(state, kind, { signal, again }) {
   if (page.jobs.length === 0) return empty(EMPTY[kind][0], EMPTY[kind][1], kind === "ready" ? curl(topicPath(name), { records: [{ data: { to: "ada@example.com" } }] }) : null)
   const held = kind === "in_flight"
   const mayWrite = session.can("write", name)
+  const [prior, keyed, moves, failed] = ["priority", "$key", "progress", "reasons"].map((name) => page.jobs.some((job) => job[name]))
   const rows = page.jobs.map((job) => {
     const lease = { node: job.node, seqs: [job.$seq], lease_ids: [job.lease_id] }
     return [
       num(job.$seq),
       num(job.deliveries, state.config.max_deliveries ? span("faint", ` of ${whole(state.config.max_deliveries)}`) : ""),
-      num(job.priority),
+      prior && num(job.priority),
       h("td", { title: date(job.$ts) }, ago(job.$ts, session.now())),
       held && h("td", {}, job.node),
       held && h("td", { class: "number", "data-deadline": job.deadline }, remaining(job.deadline)),
       kind === "delayed" && h("td", { title: date(job.deliver_at ?? 0), class: "number", "data-deadline": job.deliver_at ?? 0 }, remaining(job.deliver_at ?? 0)),
       h("td", {}, job.$tag ?? "–"),
+      keyed && h("td", {}, job.$key ?? "–", job.blocked && span("faint", " waits")),
+      moves && h("td", { class: "state" }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
+      failed && h("td", { class: "state bad", title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
       h("td", { class: "data" }, jsonFold(job.data)),
       held && h("td", { class: "row-actions" },
         mayWrite && button("Return", () => act(() => session.request("POST", topicPath(name, "/nack"), lease), "nacked", `Returned job ${whole(job.$seq)} to the queue.`, again), { kind: "small", title: "nack: the job can be claimed again at once" }),
@@ -197,7 +206,7 @@ async function listed(state, kind, { signal, again }) {
         copyAs(() => actions.nack(name, lease))),
     ]
   })
-  const heads = ["Seq#", "Deliveries#", "Priority#", "Added", held && "Holder", held && "Deadline#", kind === "delayed" && "Due in#", "Tag", "Data", held && "Actions"].filter(Boolean)
+  const heads = ["Seq#", "Deliveries#", prior && "Priority#", "Added", held && "Holder", held && "Deadline#", kind === "delayed" && "Due in#", "Tag", keyed && "Key", moves && "Progress", failed && "Last reason", "Data", held && "Actions"].filter(Boolean)
   return [
     plainTable("Jobs", heads, rows.map((cells) => h("tr", {}, cells)), "jobs"),
     page.next_cursor && note(`The first ${PAGE} of ${count(page[kind], "job")}, in the order of the log.`),

@@ -5,7 +5,7 @@ import { count, rate, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { listAll, session } from "../parts/session.js"
 import { table } from "../parts/table.js"
-import { allowed, button, curl, empty, liveText, loading, missingNote, pageHead, watch } from "../parts/ui.js"
+import { allowed, badge, button, curl, empty, liveText, loading, missingNote, pageHead, watch } from "../parts/ui.js"
 import { createDialog, topicLink } from "./topics.js"
 
 export const title = "Queues"
@@ -13,9 +13,9 @@ export const title = "Queues"
 const IDLE_MS = 15_000
 
 const warned = (number) => [number ? span("warn", whole(number)) : span("faint", "0"), String(number)]
-const trouble = (row) => row.queue.dead_letter_error ?? (row.idle ? "no worker takes its jobs" : "")
+const trouble = (row) => row.queue.dead_letter_error ?? (row.idle && !row.config.paused ? "no worker takes its jobs" : "")
 const COLUMNS = [
-  { key: "name", label: "Queue", class: "name", sort: (row) => row.topic, cell: (row) => [() => h("a", { href: topicLink(row.topic, "queues") }, row.topic), row.topic] },
+  { key: "name", label: "Queue", class: "name", sort: (row) => row.topic, cell: (row) => [() => [h("a", { href: topicLink(row.topic, "queues") }, row.topic), row.config.paused && badge("paused", "warn")], row.topic + row.config.paused] },
   { key: "ready", label: "Ready", class: "number", sort: (row) => row.queue.ready, cell: (row) => whole(row.queue.ready) },
   { key: "flight", label: "In flight", class: "number", sort: (row) => row.queue.in_flight, cell: (row) => whole(row.queue.in_flight) },
   { key: "delayed", label: "Delayed", class: "number medium", sort: (row) => row.queue.delayed, cell: (row) => whole(row.queue.delayed) },

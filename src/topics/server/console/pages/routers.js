@@ -1,24 +1,20 @@
-/** Routers: the graph with lag and rate on its edges, and a form that creates one after a preview of its filter. */
+/** Routers with their lag and rate, and a form that creates one after a preview of its filter. The map has their graph. */
 
 import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { bytes, count, range, rate, short, whole } from "../parts/format.js"
-import { graph, outline } from "../parts/graph.js"
 import { jsonLine } from "../parts/json.js"
 import { icon } from "../parts/icons.js"
 import { Readers, readReaders } from "../parts/ring.js"
 import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { allowed, badge, button, card, checkbox, copyAs, curl, dialog, empty, failure, field, form, formDialog, input, loading, missingNote, note, num, pageHead, plainTable, select, toast, watch } from "../parts/ui.js"
+import { allowed, badge, button, checkbox, copyAs, curl, empty, failure, field, form, formDialog, input, loading, missingNote, num, pageHead, plainTable, select, toast, watch } from "../parts/ui.js"
 import { topicLink } from "./topics.js"
 
 export const title = "Routers"
 
-const MOST = 300 // routers that the graph shows
-
 export function show({ query, signal }) {
   const problem = h("div")
-  const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Graph of routers" }, loading("Loading routers"))
-  const list = h("div")
+  const list = h("section", { class: "card" }, loading("Loading routers"))
   const readers = new Readers()
   let shown = ""
 
@@ -31,8 +27,7 @@ export function show({ query, signal }) {
     }
     put(problem)
     if (routers.length === 0) {
-      put(list)
-      put(picture, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
+      put(list, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
         curl("/v0/routers/orders-to-audit", { source: "orders", dest: "audit" }, "PUT")))
       shown = ""
       return
@@ -40,7 +35,6 @@ export function show({ query, signal }) {
     const text = JSON.stringify(routers.map(({ router, lag, rate: speed, last_error, dest }) => [router, lag, Math.round(speed), last_error, dest]))
     if (text === shown || isBusy(list)) return
     shown = text
-    redraw(picture, routers.length > MOST ? note(`The graph shows the first ${MOST} of ${count(routers.length, "router")}.`) : null, draw(routers.slice(0, MOST)))
     redraw(list, rows(routers, again))
   }
 
@@ -52,7 +46,7 @@ export function show({ query, signal }) {
   const create = () => formDialog("Create a router", createRouter, again)
   if (query.get("new") && session.can("admin")) queueMicrotask(create)
   const refused = missingNote("read")
-  if (refused) put(picture)
+  if (refused) put(list)
   else watch(problem, refresh, { signal })
   return [
     pageHead("Routers", {
@@ -61,24 +55,12 @@ export function show({ query, signal }) {
         allowed("admin", null, () => button([icon("plus"), "Create router"], create, { kind: "primary" })),
       ],
     }),
-    refused ?? missingNote("admin delete"), problem,
-    card("Graph", picture), list,
+    refused ?? missingNote("admin delete"), problem, list,
   ]
 }
 
-/** The graph of the routers, and the same as a list for narrow screens. */
-function draw(routers) {
-  const nodes = [...new Set(routers.flatMap(({ source, dest }) => [source, dest]))].sort().map((id) => ({ id, label: id, href: topicLink(id) }))
-  const edges = routers.map(({ router, source, dest, lag, rate: speed, last_error: error }) => ({
-    from: source, to: dest, label: lag ? `${short(lag)} behind` : speed === null ? "" : rate(speed), kind: error ? "held" : lag ? "behind" : "",
-    title: `${router}: ${source} to ${dest}, ${lag} behind${error ? `, held up: ${error}` : ""}`,
-  }))
-  const label = `Graph of ${count(routers.length, "router")} between ${count(nodes.length, "topic")}. The table below lists them.`
-  return [graph(nodes, edges, label), outline(nodes, edges, label)]
-}
-
 function rows(routers, again) {
-  return h("section", { class: "card" }, plainTable("Routers", ["Router", "From", "To", "Copied#", "Rate#", "Behind#", "State", "Actions"],
+  return plainTable("Routers", ["Router", "From", "To", "Copied#", "Rate#", "Behind#", "State", "Actions"],
     routers.map((router) => h("tr", {},
       h("td", {}, router.router, router.guarantee === "exactly_once" ? badge("exactly once") : null),
       h("td", {}, h("a", { href: topicLink(router.source) }, router.source)),
@@ -88,9 +70,8 @@ function rows(routers, again) {
       num(router.lag ? span("warn", short(router.lag)) : "0"),
       h("td", { class: "state" }, router.last_error ? span("bad", `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
       h("td", { class: "row-actions" },
-        button("Preview", () => dialog(`Preview of ${router.router}`, () => previewOf(router)), { kind: "small" }),
         allowed("delete", router.router, () => button("Delete", () => formDialog("Delete the router", (done) => dropRouter(router, done), again), { kind: "small danger" })),
-        copyAs(() => actions.router(router.router))))), "routers"))
+        copyAs(() => actions.router(router.router))))), "routers")
 }
 
 function dropRouter(router, done) {
@@ -104,20 +85,7 @@ function dropRouter(router, done) {
   }).element
 }
 
-/** What the filter of a router would copy of the records that its source has. */
-function previewOf(router) {
-  const place = h("div", {}, loading("Counting"))
-  void (async () => {
-    try {
-      const known = await session.client.router(router.router)
-      put(place, await preview(router.router, { source: known.source, filter: known.filter ?? undefined }))
-    } catch (error) {
-      put(place, failure(error))
-    }
-  })()
-  return place
-}
-
+/** What a router with this filter would copy of the records that its source has. */
 async function preview(name, { source, filter }) {
   const [found, sample] = await Promise.all([
     session.client.previewRouter(name, { source, filter }),

@@ -39,8 +39,12 @@ const OPTIONS = {
   dead_letter: ["Dead-letter topic", "text", null, "Where jobs go that were delivered too often. Without it, they are delivered again and again."],
   claim_jitter_ms: ["Gather claims for", "duration", 0, "Workers then get even shares. Empty: a claim is answered at once."],
   leases_durable: ["Leases survive a restart", "flag", false, "Otherwise held jobs are delivered again after a restart."],
+  max_in_flight: ["Jobs held at a time", "count", 0, "By all workers together. Empty: no limit."],
+  max_in_flight_per_key: ["Jobs of a key at a time", "number", 1, "With 1, the jobs of a key run one after the other. 0: no limit."],
+  paused: ["Paused", "flag", false, "Workers get no jobs."],
 }
-const QUEUE_OPTIONS = ["lease_ms", "max_deliveries", "dead_letter", "claim_jitter_ms", "leases_durable"]
+const QUEUE_OPTIONS = ["lease_ms", "max_deliveries", "dead_letter", "claim_jitter_ms", "leases_durable", "max_in_flight", "max_in_flight_per_key", "paused"]
+const SAFE = { discard: "reject", leases_durable: true } // what "Create" proposes for a queue
 const FIRST = { log: ["ttl_ms"], queue: ["max_deliveries", "dead_letter"] } // what "Create" asks beside name and type
 const LOG_OPTIONS = Object.keys(OPTIONS).filter((name) => !QUEUE_OPTIONS.includes(name))
 const NULLABLE = ["priority", "dead_letter", "archive"]
@@ -110,12 +114,13 @@ export function explain({ type, config, epoch }) {
 export function createTopic(done, { type = "log" } = {}) {
   const name = input({ name: "topic", required: true, maxLength: 255 })
   const kind = select([["log", "log: every reader gets every record"], ["queue", "queue: each job goes to one worker"]], type, { name: "type" })
-  const made = Object.fromEntries(Object.keys(OPTIONS).map((option) => [option, control(option, null)]))
+  const controls = (safe) => Object.fromEntries(Object.keys(OPTIONS).map((option) => [option, control(option, safe[option] ?? null)]))
+  const made = { log: controls({}), queue: controls(SAFE) }
   const first = h("div", { class: "grid" })
   const rest = h("div", { class: "grid" })
-  const options = () => (kind.value === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS).map((option) => made[option])
+  const options = () => (kind.value === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS).map((option) => made[kind.value][option])
   const arrange = () => {
-    const shown = FIRST[kind.value].map((option) => made[option])
+    const shown = FIRST[kind.value].map((option) => made[kind.value][option])
     put(first, shown.map((one) => one.element))
     put(rest, options().filter((one) => !shown.includes(one)).map((one) => one.element))
   }

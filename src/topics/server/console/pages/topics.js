@@ -16,8 +16,6 @@ const PER_SECOND = 1 / 200 // a list of 5,000 topics is read every 25 seconds
 
 const QUIET_MS = 10_000 // a topic without a write for so long has no rate
 
-const READERS = 2000 // routers and consumers whose lag is looked at
-
 export const topicLink = (name, page = "topics") => `#/${page}/${encodeURIComponent(name)}`
 
 /** How long a topic keeps its records, in a few words. */
@@ -40,7 +38,6 @@ const COLUMNS = [
   { key: "bytes", label: "Size", class: "number medium", sort: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
   { key: "rate", label: "Rate", class: "number", sort: (row) => row.rate ?? 0, cell: (row) => (row.rate === null ? "–" : rate(row.rate)) },
   { key: "lost", label: "Lost", class: "number medium", sort: (row) => row.lost, cell: (row) => [row.lost ? span("warn", short(row.lost)) : span("faint", "0"), String(row.lost)] },
-  { key: "lag", label: "Worst lag", class: "number wide", sort: (row) => row.lag ?? -1, cell: (row) => [row.lag ? span("warn", short(row.lag)) : span("faint", row.lag === 0 ? "0" : "–"), String(row.lag)] },
   { key: "durability", label: "Durability", class: "wide", sort: (row) => row.config.durability, cell: (row) => row.config.durability },
   { key: "retention", label: "Keeps", class: "wide", cell: (row) => retention(row.config) },
   { key: "write", label: "Last write", class: "number wide", sort: (row) => row.last_write_ts ?? 0, cell: (row) => ago(row.last_write_ts) },
@@ -62,21 +59,12 @@ export function show({ query, signal }) {
   let all = null
 
   async function refresh() {
-    const [rows, routers, consumers] = await Promise.all([
-      listAll("/v0/topics?details=true", "topics", { signal }),
-      listAll("/v0/routers", "routers", { signal, most: READERS }),
-      listAll("/v0/consumers", "consumers", { signal, most: READERS }),
-    ])
+    const rows = await listAll("/v0/topics?details=true", "topics", { signal })
     const now = performance.now()
-    const lags = new Map()
-    const behind = (topic, lag) => lags.set(topic, Math.max(lags.get(topic) ?? 0, lag))
-    for (const router of routers) behind(router.source, router.lag)
-    for (const consumer of consumers) behind(consumer.topic, consumer.lag_records)
     for (const row of rows) {
       const last = before.get(row.topic)
       row.rate = last && last.epoch === row.epoch ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000)
         : session.now() - (row.last_write_ts ?? 0) > QUIET_MS ? 0 : null
-      row.lag = lags.get(row.topic) ?? null
       before.set(row.topic, { head: row.head_seq, at: now, epoch: row.epoch })
     }
     all = rows

@@ -11,7 +11,7 @@ const MOST_TOPICS = 20_000
 const KEYS = [
   ["Ctrl K", "open anything: a page, a topic, an action"], ["/", "move to the search or filter of the page"],
   ["j and k", "move to the next and the previous row"], ["Enter", "open the row"], ["Escape", "close, or leave a field"],
-  ["g, then a letter", "go to Overview, Map, Topics, Queues, Routers, Consumers or Pipelines"], ["?", "show these keys"],
+  ["g, then a letter", "go to the page that begins with it"], ["?", "show these keys"],
 ]
 
 /** Listen to the keys of the console. `pages` are `[label, href, icon]`, `actions` are `[label, run, icon]`. */

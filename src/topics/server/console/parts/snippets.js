@@ -77,6 +77,7 @@ function pythonNode({ source, open, close, entries: inner }) {
 // --- actions
 
 const router = (name, rest = "") => `/v0/routers/${encodeURIComponent(name)}${rest}`
+export const schedulePath = (name, rest = "") => `/v0/schedules/${encodeURIComponent(name)}${rest}`
 const clean = (fields) => Object.fromEntries(entries(fields))
 
 const LOOP_PYTHON = "for item in CALL:\n        print(item)"
@@ -106,6 +107,7 @@ export const actions = {
   router: (name) => ({ method: "GET", path: router(name), name: "router", args: [name] }),
   putRouter: (name, config) => ({ method: "PUT", path: router(name), body: clean(config), name: "put_router", args: [name], options: config }),
   dropRouter: (name) => ({ method: "DELETE", path: router(name), name: "drop_router", args: [name] }),
+  schedules: () => ({ method: "GET", path: "/v0/schedules", name: "schedules", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
   consumers: () => ({ method: "GET", path: "/v0/consumers", name: "consumers", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
   putConsumer: (topic, name, where) => ({ method: "PUT", path: at(topic, `/consumers/${encodeURIComponent(name)}`), body: where, name: "put_consumer", args: [topic, name], options: where }),
   dropConsumer: (topic, name) => ({ method: "DELETE", path: at(topic, `/consumers/${encodeURIComponent(name)}`), name: "drop_consumer", args: [topic, name] }),

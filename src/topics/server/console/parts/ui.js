@@ -368,7 +368,6 @@ function place(summary, choices) {
   addEventListener("scroll", () => (summary.parentNode.open = false), { once: true, capture: true })
 }
 
-/** A cell with a number. */
 /** A cell of a column of numbers: a whole number, or what is given. */
 export function num(...content) {
   return h("td", { class: "number" }, content.map((one) => (typeof one === "number" ? whole(one) : one)))

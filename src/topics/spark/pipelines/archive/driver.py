@@ -217,7 +217,7 @@ class _ArchiveRun(ArchiveState):
         while left := state.unarchived(base := self.lake.snapshot(), extents):
             worked = True
             if self._tasks is None:  # Spark is not started if there is nothing to archive
-                self._tasks = self.job.tasks(state.workload(left, extents))
+                self._tasks = self.job.tasks()
             size_bytes = self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES)
             spans = state.first_bytes(left, extents, float(size_bytes))
             names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
@@ -263,8 +263,6 @@ class _ArchiveRun(ArchiveState):
         known = {(one.topic, one.epoch): one for one in new}
         found = {key: one for key in known if (one := newest.archived(*key)) is not None}
         files = {key: state.last_files(one, earliest=known[key].earliest) for key, one in found.items()}
-        if not self.job.dry_run:  # the files are read in tasks, as the archive is written
-            self.job.tasks(state.workload(state.unarchived(snapshot, extents), extents))
         for key in files if self.job.dry_run else self.sound(files):
             earliest, connection = known[key].earliest, self.job.connection(self.url)
             try:

@@ -33,7 +33,7 @@ from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.audit import Stretch, check_file, look
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.report import TopicReport
-from topics.spark.pipelines.run.tasks import Tasks, Workload
+from topics.spark.pipelines.run.tasks import Tasks
 from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span, TopicExtent
@@ -224,7 +224,7 @@ class ArchiveState:
     def _merge(self, extents: list[TopicExtent]) -> None:
         merged = self.lake.merge(
             [(extent.topic, extent.epoch) for extent in extents],
-            min_files=self.merge_files, run=self.job.run_of, on_damage=self.note_damage,
+            min_files=self.merge_files, run=self.job.run, on_damage=self.note_damage,
         )  # fmt: skip
         self.job.report.add(merged=merged.total())
         for topic in dict.fromkeys(extent.topic for extent in extents):
@@ -246,8 +246,8 @@ class ArchiveState:
         )
         if not files:
             return list(files_of)
-        run, task = self.job.run_of(files), partial(check_file, lake=self.lake.path)
-        found = run(files, task, result=str, weight=lambda file: file.bytes)
+        task = partial(check_file, lake=self.lake.path)
+        found = self.job.run(files, task, result=str, weight=lambda file: file.bytes)
         bad = {key: problem for key, problem in zip(keys, found, strict=True) if problem}
         for key, problem in bad.items():
             if self.lake.has(*key, files_of[key]):
@@ -373,18 +373,6 @@ def unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]
                 Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=extent.head + 1)
             )
     return found
-
-
-def workload(spans: Iterable[Span], extents: Iterable[TopicExtent]) -> Workload:
-    """Return how much there is to read in the spans. Lost seqs before the first record cost nothing."""
-    extent_of = {extent.topic: extent for extent in extents}
-    seqs, size_bytes = 0, 0.0
-    for span in spans:
-        extent = extent_of[span.topic]
-        live = max(span.stop - max(span.start, extent.earliest), 0)
-        seqs += live
-        size_bytes += live * extent.bytes_per_seq
-    return Workload(seqs=seqs, size_bytes=round(size_bytes))
 
 
 def first_bytes(spans: list[Span], extents: list[TopicExtent], size_bytes: float) -> list[Span]:

@@ -3,7 +3,8 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete (`notes`). Tasks search topics and lake, and rewrite the files of the lake.
+seqs are noted before the first delete (`notes`). Tasks search topics and lake, and rewrite the files of the lake. The
+report is published after each topic, so a killed run leaves what it has erased.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import pyarrow as pa
@@ -21,7 +22,6 @@ from msgspec import Struct
 from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
-from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
 from topics.lake.archived import Range
 from topics.lake.erasure import LakeErasure
@@ -29,13 +29,13 @@ from topics.lake.rewrite import LAST, Erasure
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
-from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, TopicNotes
+from topics.spark.pipelines.erase.notes import Notes
 from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Search, TracedRow, copies
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import delete_seqs
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.pipelines.run.tasks import TASK_BYTES, Workload
+from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
@@ -43,7 +43,6 @@ from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown
 from topics.storage.segments.record_run import Run
 
 ROUTER_PATIENCE_S = 30.0
-NOTES = "_erase"  # folder in the lake for the notes of unfinished runs
 
 
 class EraseScope(Struct):
@@ -122,13 +121,7 @@ class _Erasure:
         self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
         # The name of the notes is a hash, so that it does not reveal the erased tag.
         what = hashlib.sha256(f"{match.op} {match.text}".encode()).hexdigest()[:16]
-        self.notes = (
-            TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
-            if lake is None
-            else FileNotes(lake.storage, NOTES, what)
-        )
-        self.note = Note()
-        self.earlier = 0  # records that earlier, killed runs erased
+        self.notes = Notes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
@@ -142,19 +135,21 @@ class _Erasure:
                     step = "run the command as a user that may write there, and check how the lake is mounted"
                     raise LakeFailed(str(error), next=step) from None
         self._wait_for_routers(scope)
-        self._load_note()
+        for part in self.notes.load():
+            for topic, ids in part.ids.items():
+                self.found[topic].ids.update(ids)
+            for router, originals in part.matched.items():
+                self.matched[router].update(originals)
         for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
             self._trace(scope, topic)
-        self._save_note()
+        if not self.job.dry_run:
+            self.notes.save({topic: found.ids for topic, found in self.found.items()}, self.matched)
         dead_letters = set(scope.dead_letters.values())
         for topic in scope.erasing():
             if topic in dead_letters and not self.job.dry_run and (now := state_of(self.client, topic)) is not None:
                 scope.states[topic] = now  # includes jobs that died while their queue was erased
             if topic in scope.states:
                 self._erase_topic(scope.states[topic])
-                if self.lake is None and not self.job.dry_run and self.note.tally(topic).records:
-                    self._fill_in()
-                    self.job.publish()  # the report so far, in case this run is killed
         if self.lake is not None:
             self._erase_lake(self.lake, scope)
         if not self.job.dry_run:
@@ -282,142 +277,75 @@ class _Erasure:
             live_bytes = round((span.stop - span.start) * per_seq)
             return live_bytes if span.archived is None else sum(file.bytes for file in span.archived.files)
 
-        work = Workload(seqs=sum(one.stop - one.start for one in spans), size_bytes=sum(map(size_bytes, spans)))
         search = Search(lake=lake, connection=self.job.connection(self.url), **wanted)
-        found = self.job.tasks(work).run(spans, search, result=list[TracedRow], weight=size_bytes)
+        found = self.job.run(spans, search, result=list[TracedRow], weight=size_bytes)
         return [row for rows in found for row in rows]
 
     # --- deletes
 
     def _erase_topic(self, state: State) -> None:
-        """Delete copies one by one, then everything with the tag, in the epoch and up to the head of `state`."""
+        """Delete copies by seq, then everything with the tag, in the epoch and up to the head of `state`."""
         name, dry = state.topic, self.job.dry_run
         self.job.step(f"{'counting in' if dry else 'erasing from'} {name}")
-        about = Going(epoch=state.epoch, head_seq=state.head_seq)
-        tally = self.note.tally(name)
-        about.tagged, about.copies = self._count(name, about) if dry else self._delete(name, about, dry_run=True)
-        tagged_here, copied_here = about.tagged, about.copies
-        if not dry and (about.tagged or about.copies):
-            self.note.going[name] = about
-            self._save_note()
-            tagged_here, copied_here = self._delete(name, about)
-            del self.note.going[name]
-        tally.tagged += tagged_here
-        tally.copies += copied_here
+        tagged, copied = self._count(state) if dry else self._delete(state)
         row = self.job.report.topic(name, server=self.url)
         row.epoch, row.to_seq = state.epoch, state.head_seq
+        row.records = tagged + copied
+        row.figures |= {"tagged": tagged, "copies": copied}
         if self.found[name].ambiguous:
             row.figures["ambiguous"] = self.found[name].ambiguous
+        if row.records and not dry:
+            self.job.publish()
 
-    def _count(self, topic: str, about: Going) -> tuple[int, int]:
+    def _count(self, state: State) -> tuple[int, int]:
         """Count by reading what `_delete` would delete: a dry run needs no right to delete."""
-        if not about.head_seq:
+        if not state.head_seq:
             return 0, 0
-        tagged_ones = self.client.scan(topic, upto_seq=about.head_seq, epoch=about.epoch, filter=self.match.wire())
+        topic, epoch = state.topic, state.epoch
+        tagged_ones = self.client.scan(topic, upto_seq=state.head_seq, epoch=epoch, filter=self.match.wire())
         by_tag = sum(piece.present for piece in tagged_ones if isinstance(piece, Run))
-        seqs = self._copies_in(topic, about)
+        seqs = self._copies_in(state)
         if not seqs:
             return by_tag, 0
         wanted, by_seq = pa.array(seqs, pa.int64()), 0
-        for piece in self.client.scan(topic, from_seq=seqs[0] - 1, upto_seq=seqs[-1], epoch=about.epoch):
+        for piece in self.client.scan(topic, from_seq=seqs[0] - 1, upto_seq=seqs[-1], epoch=epoch):
             if isinstance(piece, Run):
                 by_seq += pc.sum(pc.is_in(cells(piece).seq, value_set=wanted)).as_py() or 0
         return by_tag, by_seq
 
-    def _copies_in(self, topic: str, about: Going) -> list[int]:
-        return sorted(seq for epoch, seq in self.found[topic].ids if epoch == about.epoch and seq <= about.head_seq)
+    def _copies_in(self, state: State) -> list[int]:
+        ids = self.found[state.topic].ids
+        return sorted(seq for epoch, seq in ids if epoch == state.epoch and seq <= state.head_seq)
 
-    def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
+    def _delete(self, state: State) -> tuple[int, int]:
         """Delete and return the number of records deleted by tag, and by seq."""
-        seqs = self._copies_in(topic, about)
-        by_seq = delete_seqs(self.client, topic, seqs, epoch=about.epoch, dry_run=dry_run)
-        by_tag = self.client.delete(
-            topic, match=self.match.wire(), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
-        ).deleted
-        return by_tag, by_seq
+        topic, epoch = state.topic, state.epoch
+        by_seq = delete_seqs(self.client, topic, self._copies_in(state), epoch=epoch)
+        deleted = self.client.delete(topic, match=self.match.wire(), before_seq=state.head_seq + 1, epoch=epoch)
+        return deleted.deleted, by_seq
 
     def _erase_lake(self, lake: Lake, scope: EraseScope) -> None:
-        dry = self.job.dry_run
-        self.job.step("counting in the lake" if dry else "rewriting files of the lake")
-        about = {name: Going() for name in (*scope.states, *scope.archived)}
-        about |= {name: Going(epoch=one.epoch, head_seq=one.head_seq) for name, one in scope.states.items()}
-        erasure = self._in_lake(lake, about)
-        counts = erasure.count()
-        if not dry:
-            for topic in scope.archived:
-                about[topic].tagged = sum(counts.get(topic, ()))
-                if about[topic].tagged:
-                    self.note.going_from_lake[topic] = about[topic]
-            self._save_note()
-            counts = erasure.commit(note={"pipeline": "erase", "run_id": self.job.report.run_id})
-        for topic in scope.archived:
-            self.note.tally(topic).lake += sum(counts.get(topic, ()))
-            self.job.report.topic(topic, into=lake.path).figures = {"files": len(counts.get(topic, ()))}
-
-    def _in_lake(self, lake: Lake, about: Mapping[str, Going]) -> LakeErasure:
-        """Return the erasure of these topics from the lake: all records with the tag, and the copies that were found.
+        """Erase all records with the tag, and the copies that were found, from the lake.
 
         In the epoch of a topic on the server, records after its head at the start of this run stay.
         """
+        self.job.step("counting in the lake" if self.job.dry_run else "rewriting files of the lake")
 
         def erasure_of(topic: str, epoch: int) -> Erasure:
             seqs = sorted(seq for of_epoch, seq in self.found[topic].ids if of_epoch == epoch)
-            upto = about[topic].head_seq if about[topic].epoch == epoch else LAST
+            live = scope.states.get(topic)
+            upto = live.head_seq if live is not None and live.epoch == epoch else LAST
             return Erasure(match=self.match, seqs=seqs, upto=upto)
 
-        return LakeErasure(lake, about, erasure_of, run=self.job.run_of)
-
-    # --- notes for the run after a kill
-
-    def _load_note(self) -> None:
-        noted = self.notes.load()
-        for topic, ids in noted.ids.items():
-            self.found[topic].ids.update(ids)
-        for router, originals in noted.matched.items():
-            self.matched[router].update(originals)
-        if self.job.dry_run:
-            return
-        self.note = Note(erased=noted.erased)
-        for topic, about in noted.going.items():  # add what an interrupted delete has deleted
-            try:
-                by_tag, by_seq = self._delete(topic, about, dry_run=True)
-            except TopicsError as error:
-                if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
-                    raise
-                continue  # the topic was deleted meanwhile
-            tally = self.note.tally(topic)
-            tally.tagged += max(about.tagged - by_tag, 0)
-            tally.copies += max(about.copies - by_seq, 0)
-        for topic, about in noted.going_from_lake.items():
-            # One commit of the lake erases all of it, or nothing.
-            if self.lake is not None and not any(self._in_lake(self.lake, {topic: about}).count().values()):
-                self.note.tally(topic).lake += about.tagged
-        self.earlier = sum(one.records for one in self.note.erased.values())
-
-    def _save_note(self) -> None:
-        """Save seqs and counts, but nothing of the content to erase."""
-        if self.job.dry_run:
-            return
-        self.note.ids = {topic: sorted(found.ids) for topic, found in self.found.items() if found.ids}
-        self.note.matched = {router: sorted(ids) for router, ids in self.matched.items() if ids}
-        if self.note.ids or self.note.erased or self.note.going or self.note.going_from_lake:
-            self.notes.save(self.note)
-
-    def _fill_in(self) -> None:
-        report = self.job.report
-        for topic, tally in self.note.erased.items():
-            if tally.lake and self.lake is not None:
-                report.topic(topic, into=self.lake.path).records = tally.lake
-            if tally.tagged or tally.copies or any(row.topic == topic and not row.into for row in report.topics):
-                row = report.topic(topic, server=self.url)
-                row.records = tally.tagged + tally.copies
-                row.figures |= {"tagged": tally.tagged, "copies": tally.copies}
+        erasure = LakeErasure(lake, (*scope.states, *scope.archived), erasure_of, run=self.job.run)
+        note = {"pipeline": "erase", "run_id": self.job.report.run_id}
+        counts = erasure.count() if self.job.dry_run else erasure.commit(note=note)
+        for topic, of_files in counts.items():
+            row = self.job.report.topic(topic, into=lake.path)
+            row.records, row.figures = sum(of_files), {"files": len(of_files)}
 
     def _sum_up(self) -> None:
         report = self.job.report
-        self._fill_in()
-        if self.earlier:
-            report.figures["earlier"] = self.earlier
         for row in report.topics:
             report.figures["lake" if row.into else "topics"] += row.records
             report.figures["copies"] += row.figures.get("copies", 0)

@@ -224,10 +224,10 @@ def target_of(client: Client, topic: str) -> tuple[int, int]:
     return (0, 0) if state is None else (state.epoch, state.head_seq)
 
 
-def delete_seqs(client: Client, topic: str, seqs: Sequence[int], *, epoch: int, dry_run: bool = False) -> int:
+def delete_seqs(client: Client, topic: str, seqs: Sequence[int], *, epoch: int) -> int:
     """Delete records by seq, many in one request. Return the number of records that were there."""
     return sum(
-        client.delete(topic, seqs=seqs[at : at + SEQS_A_REQUEST], epoch=epoch, dry_run=dry_run).deleted
+        client.delete(topic, seqs=seqs[at : at + SEQS_A_REQUEST], epoch=epoch).deleted
         for at in range(0, len(seqs), SEQS_A_REQUEST)
     )
 

@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
@@ -28,8 +28,6 @@ from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.installation import install_command, is_installed
-from topics.lake import File
-from topics.lake.rewrite import Run
 from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
@@ -37,7 +35,7 @@ from topics.spark.jvm import SESSION, NoJava, find_java, quiet_start
 from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
 from topics.spark.pipelines.run.progress import Progress
 from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
-from topics.spark.pipelines.run.tasks import Tasks, Workload, choose
+from topics.spark.pipelines.run.tasks import Item, Result, Tasks, choose
 from topics.spark.source.catalog import states_of
 
 if TYPE_CHECKING:
@@ -204,8 +202,8 @@ class PipelineJob:
 
     # --- Spark and servers
 
-    def tasks(self, work: Workload | None = None, *, spark_only: str | None = None) -> Tasks:
-        """Return what runs the tasks for this work: Spark, or this process; see `choose`. Show a new choice."""
+    def tasks(self, *, spark_only: str | None = None) -> Tasks:
+        """Return what runs the tasks: Spark, or this process; see `choose`. Show a new choice."""
         if spark_only is not None and self._wants_spark is False:
             raise BadUsage(f"--no-spark: {spark_only}")
         why = None if self._master is None else f"at {self._master}"
@@ -213,7 +211,7 @@ class PipelineJob:
             why = "which runs already"
         elif self._warm() is not None:
             why = "started by `topics spark start`"
-        found = choose(work, asked=self._wants_spark, spark_only=spark_only, why=why)
+        found = choose(asked=self._wants_spark, spark_only=spark_only, why=why)
         must_start = found.engine == "spark" and self._spark is None
         if self.report.execution is None or self.report.execution.engine != found.engine:
             self.report.execution = found
@@ -226,9 +224,16 @@ class PipelineJob:
             self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
         return Tasks(self.spark)
 
-    def run_of(self, files: Sequence[File]) -> Run:
-        """Return what runs tasks that read files of a lake, or write them again."""
-        return self.tasks(Workload(seqs=sum(one.rows for one in files), size_bytes=sum(one.bytes for one in files))).run
+    def run(
+        self,
+        items: Sequence[Item],
+        task: Callable[[Item], Result],
+        *,
+        result: type[Result],
+        weight: Callable[[Item], int],
+    ) -> list[Result]:
+        """Run tasks; see `Tasks.run`. Spark is not started if there are none."""
+        return self.tasks().run(items, task, result=result, weight=weight) if items else []
 
     def _check_installed(self, why: str, *, avoidable: bool) -> None:
         """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
@@ -284,7 +289,7 @@ class PipelineJob:
         """Return what an executor needs to reach the server."""
         own = self._token_files.get(url.rstrip("/"))
         return ConnectionOptions(
-            servers=(url.rstrip("/"),),
+            server=url.rstrip("/"),
             token=self._token if own is None else None,
             token_file=own or self._token_file,
             retries=PATIENT_RETRIES,
@@ -293,7 +298,7 @@ class PipelineJob:
     def reading(self, url: str) -> dict[str, str]:
         """Return the options with which `format("topics")` reads from the server, the key of the job included."""
         known = self.connection(url)
-        options = {"url": known.servers[0].replace(",", "|"), "retries": str(known.retries)}
+        options = {"url": known.server, "retries": str(known.retries)}
         if known.token is not None:
             options["token"] = known.token
         if known.token_file is not None:

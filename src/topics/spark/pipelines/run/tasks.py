@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct
 
 from topics.installation import is_installed
 from topics.spark.pipelines.run.report import Execution
@@ -35,16 +34,6 @@ ITEMS_A_JOB = 50_000  # every task receives the items of its job, in pieces that
 STOP_WAIT_S = 10.0  # how long a failed or interrupted job waits for the tasks that still run
 HERE, ON_SPARK = "in this process", "on Spark"
 _SCHEMA = pa.schema([pa.field("at", pa.int64()), pa.field("result", pa.binary())])
-
-
-class Workload(Struct, frozen=True, kw_only=True):
-    """What a job has to process, according to its plan."""
-
-    seqs: int
-    size_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.seqs:,} seq{'' if self.seqs == 1 else 's'}, {_size(self.size_bytes)}"
 
 
 class Tasks:
@@ -115,23 +104,20 @@ def pack(weights: Sequence[int], count: int) -> list[list[int]]:
     return [sorted(one) for one in bins if one]
 
 
-def choose(
-    work: Workload | None, *, asked: bool | None = None, spark_only: str | None = None, why: str | None = None
-) -> Execution:
+def choose(*, asked: bool | None = None, spark_only: str | None = None, why: str | None = None) -> Execution:
     """Return where tasks run, and why: on Spark, unless it is not installed or the caller wants this process.
 
     `asked` is the choice of the caller: True for Spark, False for this process. `spark_only` is the reason why only
     Spark can do the work; `why` is another reason for Spark, such as a session that has started already.
     """
-    what = "" if work is None else f"{work}: "
     if spark_only is not None:
         return Execution(engine="spark", reason=f"{ON_SPARK}{f', {why}' if why else ''}: {spark_only}")
     if asked is not None:
         where = ON_SPARK if asked else HERE
-        return Execution(engine="spark" if asked else "process", reason=f"{what}{where}, as requested")
+        return Execution(engine="spark" if asked else "process", reason=f"{where}, as requested")
     if why is None and not is_installed("pyspark"):
-        return Execution(engine="process", reason=f"{what}{HERE}: PySpark is not installed")
-    return Execution(engine="spark", reason=f"{what}{ON_SPARK}{'' if why is None else f', {why}'}")
+        return Execution(engine="process", reason=f"{HERE}: PySpark is not installed")
+    return Execution(engine="spark", reason=f"{ON_SPARK}{'' if why is None else f', {why}'}")
 
 
 def in_threads(
@@ -180,10 +166,3 @@ def in_threads(
         for thread in threads:
             thread.join(max(deadline_s - time.monotonic(), 0))
     return [found[at] for at in range(len(items))]
-
-
-def _size(size_bytes: int) -> str:
-    for unit, bytes_each in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size_bytes >= bytes_each:
-            return f"{size_bytes / bytes_each:.1f} {unit}"
-    return f"{size_bytes} B"

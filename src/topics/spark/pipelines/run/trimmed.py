@@ -81,7 +81,7 @@ class Watch:
             self._is_trimmed(at)
 
     def _is_trimmed(self, seq: int) -> bool:
-        with client_for(self._connection, self._span.server) as client:
+        with client_for(self._connection) as client:
             found = removed(client, self._span.topic, epoch=self._span.epoch, start=seq)
         if found is not None and found.is_trimmed:
             self.trimmed_at = seq
