@@ -81,7 +81,7 @@ IGNORED = {"signal"}  # in the first table
 WHY = {
     "after": "for `preview_schedule` only",
     **dict.fromkeys(
-        ("catch_up", "jitter_ms", "overlap", "paused"), "`preview_schedule` of Python takes a whole schedule"
+        ("catch_up", "jitter_ms", "overlap"), "`preview_schedule` of Python takes a whole schedule"
     ),
     "config": "an argument of its own in one of them",
     "consistency": "`strong` in Python",
@@ -98,6 +98,7 @@ WHY = {
     "on_retry": "JavaScript calls it before each attempt",
     "page_records": "`follow` of Python reads pages, that of JavaScript a stream",
     "page_size": "Python chooses it",
+    "paused": "the second argument of `pauseSchedule`; `preview_schedule` of Python takes a whole schedule",
     "retries": "of one call; both have it for the whole client",
     "strong": '`consistency: "strong"` in JavaScript',
     "timeout_ms": "`timeout_s` in Python",
