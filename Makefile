@@ -9,6 +9,8 @@ KILLS ?= 1000
 SECONDS ?= 3600
 STATE ?= .kills
 RESTART ?= 0
+# Where the files of `make dist` will be.
+DIST_URL ?= file://$(CURDIR)/dist
 export CHROMIUM
 # The tests start hundreds of interpreters. Each would compile the package again without the bytecode files.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,10 +38,12 @@ $(PYTHON):
 	$(BASE_PYTHON) -m venv $(VENV)
 
 $(READY): pyproject.toml constraints.txt | $(PYTHON)
+	@echo "installing topics into $(VENV): about half a minute, once"
 	$(INSTALL) -e '.[client,replica]'
 	@touch $@
 
 $(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)
+	@echo "installing topics, Spark and the tools for tests into $(VENV): about 1 GB, once"
 	$(INSTALL) -e '.[spark,dev]'
 	@touch $@ $(READY)
 
@@ -100,16 +104,21 @@ docs: $(READY) $(SYNC) ## regenerate the generated pages
 	$(PYTHON) -m tools.docs.configuration > docs/configuration.md
 	$(PYTHON) -m tools.docs.formats > docs/formats.md
 	$(PYTHON) -m tools.docs.errors > docs/guide/errors.md
+	$(PYTHON) -m tools.docs.names > docs/guide/client-names.md
 	$(PYTHON) -m tools.docs.reference docs/reference
 	$(PYTHON) -m tools.docs.openapi > src/topics/server/api/openapi.json
 
 site: $(READY_DOCS) $(SYNC) ## build the documentation as a static site in build/site; broken links fail
 	$(PYTHON) tools/site/build.py
 
-dist: $(READY_DEV) $(SYNC) ## build the wheel and the sdist in dist/, and try each in a new environment
+dist: $(READY_DEV) $(SYNC) ## build wheel, sdist, npm package, image and formula in dist/, and try them; BASE=layout of python:3.12-slim
 	rm -rf dist
 	$(PYTHON) -m build --no-isolation --outdir dist .
-	$(PYTHON) tools/smoke.py dist/*.whl dist/*.tar.gz
+	npm pack --silent --pack-destination dist ./clients/js
+	$(PYTHON) -m tools.image.build dist/*.whl dist/image $(if $(BASE),--base $(BASE))
+	$(PYTHON) tools/formula.py dist/*.tar.gz --url $(DIST_URL) > dist/topics-engine.rb
+	$(PYTHON) tools/smoke.py dist/*.whl dist/*.tar.gz dist/*.tgz
+	$(PYTHON) -m tools.image.smoke dist/image
 
 pythons: $(READY_DEV) $(SYNC) ## build the wheel, and try it on every Python from 3.11 on that is found
 	rm -rf dist

@@ -1,10 +1,11 @@
-"""Install a wheel or an sdist in a new environment and try it: the commands, the server, its files, and its data.
+"""Install a wheel, an sdist or an npm package in a new place and try it: commands, the server, its files, and its data.
 
-    python tools/smoke.py dist/*.whl dist/*.tar.gz
+    python tools/smoke.py dist/*.whl dist/*.tar.gz dist/*.tgz
     python tools/smoke.py --every-python dist/*.whl
 
 Each artifact is installed with its dependencies by constraints.txt, in a temporary directory outside the project, so
-that nothing is imported from the sources. The exit status is 1 if one fails.
+that nothing is imported from the sources. An npm package is installed in an empty directory, and tried with Node
+against a server of this environment. The exit status is 1 if one fails.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ START_LIMIT_S = 60.0
 # Files that are not Python and that the server must find in its package.
 SERVED = {
     "/console": b"<!doctype html>", "/console/app.js": b"import", "/console/console.css": b"{", "/client.js": b"export",
-    "/v0/openapi.json": b'"openapi"', "/v0/metrics": b"topics_ready",
+    "/client.d.ts": b"export", "/v0/openapi.json": b'"openapi"', "/v0/metrics": b"topics_ready",
 }  # fmt: skip
 CLIENT = """
 import sys
@@ -39,6 +40,13 @@ from topics.client import Topics
 with Topics(sys.argv[1]) as topics:
     topics.append("smoke", {"from": "the client"})
     print([record.data for record in topics.read("smoke")])
+"""
+
+NODE_PROGRAM = """
+import { Gap, Topics } from "topics-client"
+const topics = new Topics(process.argv[2])
+await topics.append("smoke", { from: "the package" })
+for await (const item of topics.read("smoke")) console.log(item instanceof Gap, JSON.stringify(item.data))
 """
 
 
@@ -71,11 +79,10 @@ def _version(python: Path) -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None) -> str:
+def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     """Run a command and return what it prints. Raise `Failed` if it fails."""
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False, cwd=tempfile.gettempdir(), env=env
-    )
+    words, place = [str(part) for part in command], cwd or Path(tempfile.gettempdir())
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=place, env=env)
     if done.returncode:
         raise Failed(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}{done.stderr}"[:4000])
     return done.stdout
@@ -106,6 +113,30 @@ def try_artifact(artifact: Path, python: Path) -> str:
         run(inside / "topics", "verify", room / "data", env=env)
         shown = run(inside / "python", "--version", env=env).strip()
     return f"{artifact.name} on {shown}: {version} works ({time.monotonic() - started:.0f} s)"
+
+
+def try_npm_package(artifact: Path) -> str:
+    """Install the package in an empty directory and try it. Return a line about it. Raise `Failed`."""
+    started = time.monotonic()
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise Failed("it needs Node and npm")
+    with tempfile.TemporaryDirectory(prefix="topics-smoke-") as path:
+        room = Path(path)
+        env = clean_env() | {"npm_config_cache": str(room / "cache")}
+        (room / "package.json").write_text('{"private": true}')
+        run(npm, "install", "--offline", "--no-audit", "--no-fund", artifact, env=env, cwd=room)
+        installed = room / "node_modules" / "topics-client"
+        package = json.loads((installed / "package.json").read_text())
+        if missing := [place for place in package["exports"]["."].values() if not (installed / place).is_file()]:
+            raise Failed(f"package.json names {', '.join(missing)}, which the package does not have")
+        (room / "program.mjs").write_text(NODE_PROGRAM)
+        with _server(Path(sys.executable).parent, room / "data", env) as url:
+            printed = run(node, "program.mjs", url, env=env, cwd=room)
+        if printed.strip() != 'false {"from":"the package"}':
+            raise Failed(f"the JavaScript client read {printed}")
+        shown = run(node, "--version", env=env).strip()
+    return f"{artifact.name} on Node {shown}: {package['version']} works ({time.monotonic() - started:.0f} s)"
 
 
 def _try_server(inside: Path, data_dir: Path, env: dict[str, str]) -> None:
@@ -184,13 +215,14 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     pythons = interpreters() if arguments.every_python else [Path(sys.executable)]
     failed = False
-    for artifact in arguments.artifacts:
-        for python in pythons:
+    for artifact in map(Path.resolve, arguments.artifacts):
+        is_npm = artifact.suffix == ".tgz"
+        for python in pythons[:1] if is_npm else pythons:
             try:
-                print(try_artifact(artifact.resolve(), python), flush=True)
+                print(try_npm_package(artifact) if is_npm else try_artifact(artifact, python), flush=True)
             except Failed as problem:
                 failed = True
-                print(f"{artifact.name} on {python}: {problem}", file=sys.stderr, flush=True)
+                print(f"{artifact.name}{'' if is_npm else f' on {python}'}: {problem}", file=sys.stderr, flush=True)
     return int(failed)
 
 

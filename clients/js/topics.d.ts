@@ -576,7 +576,8 @@ export class ServerCursor {
 /** A server. Methods throw a subclass of `TopicsError`. */
 export class Topics {
     /**
-     * @param {string} [url] of the server, and those of its standbys after commas; in a page the page's own origin. The
+     * @param {string} [url] of the server, and those of its standbys after commas; without it, in a page the page's own origin, and
+     *   in Node `TOPICS_URL` or http://127.0.0.1:4000. The
      *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
      * @param {object} [options]
      * @param {string|null|(() => string|null|Promise<string|null>)} [options.token] the API key, or a function that gets a token:
@@ -654,10 +655,12 @@ export class Topics {
      *
      * @param {string} topic
      * @param {any} data
-     * @param {Omit<NewRecord, "data"> & WriteOptions} [options]
+     * @param {Omit<NewRecord, "data"> & WriteOptions & {recordKey?: string}} [options] `recordKey` is the `key` of the record
      * @returns {Promise<number>}
      */
-    append(topic: string, data: any, options?: Omit<NewRecord, "data"> & WriteOptions): Promise<number>;
+    append(topic: string, data: any, options?: Omit<NewRecord, "data"> & WriteOptions & {
+        recordKey?: string;
+    }): Promise<number>;
     /**
      * Append many records: all of them or none.
      * @param {string} topic

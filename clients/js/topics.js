@@ -757,7 +757,7 @@ const OPTIONS = {
   topic: ["touch", "signal"],
   topics: ["prefix", "pageSize"],
   dropTopic: ["ifEmpty"],
-  append: [...RECORD, ...WRITE],
+  append: [...RECORD, "recordKey", ...WRITE],
   appendMany: WRITE,
   diff: [...RANGE, "limit", "maxBatchBytes", "waitMs", "consumer", "commit"],
   read: [...RANGE, "limit", "maxBatchBytes"],
@@ -823,6 +823,12 @@ function checked(method, options) {
     if (!known.includes(name)) throw new TypeError(`${method}: there is no option "${name}"; ${suggestion(name, known)}`)
   }
   return options
+}
+
+/** Return the origin of the page, or the address in `TOPICS_URL`, or that of a server on this machine. */
+function defaultUrl() {
+  const variables = /** @type {any} */ (globalThis).process?.env
+  return globalThis.location?.origin ?? (variables?.TOPICS_URL || "http://127.0.0.1:4000")
 }
 
 /**
@@ -1208,7 +1214,8 @@ export class Topics {
   #parse
 
   /**
-   * @param {string} [url] of the server, and those of its standbys after commas; in a page the page's own origin. The
+   * @param {string} [url] of the server, and those of its standbys after commas; without it, in a page the page's own origin, and
+   *   in Node `TOPICS_URL` or http://127.0.0.1:4000. The
    *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
    * @param {object} [options]
    * @param {string|null|(() => string|null|Promise<string|null>)} [options.token] the API key, or a function that gets a token:
@@ -1221,7 +1228,7 @@ export class Topics {
    * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
    * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
    */
-  constructor(url = globalThis.location?.origin ?? "http://127.0.0.1:4000", options = {}) {
+  constructor(url = defaultUrl(), options = {}) {
     checked("new Topics", options)
     this.#addresses = new Addresses(url)
     this.#token = new Token(options.token ?? null)
@@ -1449,11 +1456,11 @@ export class Topics {
    *
    * @param {string} topic
    * @param {any} data
-   * @param {Omit<NewRecord, "data"> & WriteOptions} [options]
+   * @param {Omit<NewRecord, "data"> & WriteOptions & {recordKey?: string}} [options] `recordKey` is the `key` of the record
    * @returns {Promise<number>}
    */
   async append(topic, data, options = {}) {
-    const { tag, node, meta, priority, delayMs, deliverAt, key, unique, ...write } = checked("append", options)
+    const { tag, node, meta, priority, delayMs, deliverAt, recordKey, key = recordKey, unique, ...write } = checked("append", options)
     const done = await this.appendMany(topic, [{ data, tag, node, meta, priority, delayMs, deliverAt, key, unique }], write)
     return done.firstSeq
   }

@@ -1,15 +1,14 @@
 """The surface of the clients: every route and every error code is there, typed and explained, in all three clients."""
 
-import asyncio
 import inspect
+import json
 import re
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tools.docs import names
 from topics.client import AsyncTopics, Topics, errors
 from topics.client._async.queues import AsyncJob
 from topics.client._async.socket import AsyncSocket
@@ -40,75 +39,35 @@ def test_javascript_has_the_same_errors_as_python() -> None:
     assert set(re.findall(r'"(\w+)"', retryable[1])) == {code.wire for code in Code if code.retryable}
 
 
-# One call for each route. Calls that read a stream end when the stream does.
-CALLS: list[Callable[[AsyncTopics], Any]] = [
-    lambda t: t.put_topic("a"),
-    lambda t: t.topic("a"),
-    lambda t: t.topics(),
-    lambda t: t.drop_topic("a"),
-    lambda t: t.append("a", 1),
-    lambda t: t.diff("a"),
-    lambda t: t.scan("a"),
-    lambda t: t.delete("a", before_seq=1),
-    lambda t: t.report_archived("a", seq=1, epoch=1),
-    lambda t: t.put_consumer("a", "a", seq=1),
-    lambda t: t.consumer("a", "a"),
-    lambda t: t.consumers("a"),
-    lambda t: t.consumers(),
-    lambda t: t.commit([("a", "a", 1)]),
-    lambda t: t.drop_consumer("a", "a"),
-    lambda t: t.watch(["a"]),
-    lambda t: t.claim("a", node="w"),
-    lambda t: t.ack("a", [1], node="w"),
-    lambda t: t.nack("a", [1], node="w"),
-    lambda t: t.extend("a", [1], node="w", lease_ms=1000),
-    lambda t: t.pushed_jobs("a", handle_signals=False),
-    lambda t: t.list_jobs("a"),
-    lambda t: t.redrive("a"),
-    lambda t: t.put_router("a", source="a", dest="b"),
-    lambda t: t.router("a"),
-    lambda t: t.routers(),
-    lambda t: t.drop_router("a"),
-    lambda t: t.preview_router("a"),
-    lambda t: t.put_schedule("a", topic="a", record={"data": 1}, every_ms=1000),
-    lambda t: t.schedule("a"),
-    lambda t: t.schedules(),
-    lambda t: t.drop_schedule("a"),
-    lambda t: t.run_schedule("a"),
-    lambda t: t.pause_schedule("a", paused=False),
-    lambda t: t.preview_schedule("a", cron="@hourly"),
-    lambda t: t.health(),
-    lambda t: t.ready(),
-    lambda t: t.metrics(),
-    lambda t: t.openapi(),
-    lambda t: t.samples(),
-    lambda t: t.whoami(),
-    lambda t: t.timeline("a"),
-]
+def test_every_route_has_a_method() -> None:
+    asked = {("GET", "/v0/ws"), *(route for _, route in names.routes_of_methods())}  # the WebSocket is `connect`
+    assert asked == {(route.method, route.path) for route in ROUTES if route.path.startswith("/v0")}
 
 
-async def _ask(call: Callable[[AsyncTopics], Any], asked: set[tuple[str, str]]) -> None:
-    """Make a call against a server that refuses everything but a watch session, and note what it was asked for."""
+def test_clients_differ_only_as_the_table_of_names_explains() -> None:
+    page = Path(__file__).parents[2] / "docs" / "guide" / "client-names.md"
+    assert page.read_text() == names.page(), "run `make docs`"
+
+
+def test_difference_without_a_reason_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(names.WHY, "strong")
+    with pytest.raises(ValueError, match="watch: strong"):
+        names.page()
+
+
+@pytest.mark.parametrize("option", ["key", "idempotency_key"])
+def test_idempotency_key_has_its_long_name_too(option: str) -> None:
+    sent: list[object] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.add((request.method, request.url.path))
-        if request.url.path == "/v0/watch":
-            times = {"session_ttl_ms": 1000, "performance": {"server_total_ms": 0.1}}
-            return httpx.Response(200, json={"wid": "a", "stream_url": "/v0/watch/a", "topics": {}, **times})
+        sent.append(json.loads(request.content)["idempotency_key"])
         return httpx.Response(403, json={"error": {"code": "forbidden", "message": "no"}})
 
-    async with AsyncTopics(transport=httpx.MockTransport(answer)) as topics:
-        made = call(topics)
-        with pytest.raises(errors.Forbidden):
-            await (anext(made) if isinstance(made, AsyncIterator) else made)
-
-
-def test_every_route_has_a_method() -> None:
-    asked: set[tuple[str, str]] = {("GET", "/v0/ws")}  # the WebSocket is `connect`
-    for call in CALLS:
-        asyncio.run(_ask(call, asked))
-    routes = {(route.method, re.sub(r"\{\w+\}", "a", route.path)) for route in ROUTES if route.path.startswith("/v0")}
-    assert asked == routes
+    with Topics(transport=httpx.MockTransport(answer)) as topics:
+        for append in (lambda **key: topics.append("a", 1, **key), lambda **key: topics.append_many("a", [], **key)):
+            with pytest.raises(errors.Forbidden):
+                append(**{option: "order-7"})
+    assert sent == ["order-7", "order-7"]
 
 
 def test_settings_of_a_newer_server_are_ignored() -> None:

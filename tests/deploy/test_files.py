@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import ServerProcess
+from tests.conftest import WAIT_S, ServerProcess
 from topics.config import Settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+CERTS = ROOT / "tests" / "server" / "http" / "certs"
 _METRIC = re.compile(r"\btopics_[a-z_]+")
 # The functions and labels of a query are no metrics.
 _LABELS = re.compile(r"\{[^}]*\}|\b(?:by|on|without) \([^)]*\)")
@@ -126,13 +128,26 @@ def test_image_copies_existing_files_and_runs_without_privileges():
 
 
 def test_health_check_of_the_image_accepts_a_running_server(server: ServerProcess):
-    line = re.search(r'CMD (\["python".*\])', (DEPLOY / "Dockerfile").read_text())
-    assert line
-    _, *rest = json.loads(line[1])
-    command = [sys.executable, *rest]
-    assert subprocess.run(command, env={**os.environ, "TOPICS_PORT": str(server.port)}).returncode == 0
-    quiet = subprocess.run(command, env={**os.environ, "TOPICS_PORT": "1"}, stderr=subprocess.DEVNULL)
-    assert quiet.returncode != 0
+    assert is_healthy(server.port)
+    assert not is_healthy(1)
+
+
+@pytest.mark.parametrize("variable", ["server.pem", ""], ids=["set", "unset"])
+def test_health_check_of_the_image_accepts_a_server_with_a_certificate(tmp_path: Path, variable: str):
+    """The certificate can be in the variable of the server, or in an option of its command."""
+    certificate = tmp_path / "server.pem"
+    certificate.write_text("".join((CERTS / f"one.{suffix}").read_text() for suffix in ("pem", "key")))
+    with_tls = ServerProcess(tmp_path, {"tls_cert": certificate}, wait_ready=False)
+    deadline = time.monotonic() + WAIT_S
+    while not is_healthy(with_tls.port, TOPICS_TLS_CERT=variable):
+        assert time.monotonic() < deadline
+    with_tls.kill()
+
+
+def is_healthy(port: int, **variables: str) -> bool:
+    env = {**os.environ, "TOPICS_PORT": str(port), **variables}
+    command = [sys.executable, DEPLOY / "healthcheck.py"]
+    return subprocess.run(command, env=env, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def test_manifest_has_one_replica_and_probes_that_the_server_answers(server: ServerProcess):

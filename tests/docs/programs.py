@@ -40,6 +40,7 @@ class Programs:
         for name, text in texts.items():
             for shown, meant in real.items():
                 text = text.replace(shown, meant)
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(text)
         shutil.copy(ROOT / "clients" / "js" / "topics.js", directory / "topics.mjs")
 

@@ -66,6 +66,8 @@ def problems_of(page: Path, reader: Reader, *, slow: bool = False) -> Iterator[s
                 yield f"{where}: the page shows\n{shown}\nand this was printed:\n{printed}"
         elif block.is_file:
             reader.save(block)
+        if block.mark == "not run":
+            has_run = False
         if not is_run(block, page):
             continue
         has_run = (slow or block.mark != "slow") and (NODE is not None or not needs_node(block, page))

@@ -139,7 +139,7 @@ def _names(kind: str, options: Mapping[str, str]) -> list[str]:
     """Return names of that kind. Empty if the server does not answer: a shell shows no errors."""
     try:
         if kind == "contexts":
-            return list(target.load_contexts(os.environ).by_name)
+            return list(target.read_contexts(os.environ).by_name)
         args = argparse.Namespace(**{name: options.get(name) for name in ("url", "context", "token", "token_file")})
         with Server(target.resolve(args, os.environ), timeout_s=TIMEOUT_S) as server:
             if kind in ("routers", "schedules"):

@@ -161,6 +161,13 @@ class BadUrl(TopicsError, ValueError):
         super().__init__(OtherCode("bad_url"), f"{url!r} is not the URL of a server: use http://HOST:PORT")
 
 
+class BadContext(TopicsError, ValueError):
+    """The contexts of this user, or the file of a key, cannot be used: the message says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(OtherCode("bad_context"), message)
+
+
 class OutcomeUnknown(TopicsError):
     """A write was not confirmed before its idempotency key expired: it may or may not have happened."""
 

@@ -116,6 +116,7 @@ test("each code is its own class", async () => {
   await assert.rejects(nowhere.health(), client.Unreachable)
   assert.equal(await nowhere.isReady(), false)
   assert.throws(() => new Topics("nowhere"), client.BadUrl)
+  assert.equal((await new Topics().health()).status, "ok") // TOPICS_URL names the server of the tests
 })
 
 test("follow resumes from its cursor", async () => {

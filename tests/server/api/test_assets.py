@@ -20,6 +20,14 @@ def test_client_is_served_with_caching_headers(start_server: StartServer) -> Non
     assert (again.status_code, again.content) == (304, b"")
 
 
+def test_types_are_served_beside_the_client(start_server: StartServer) -> None:
+    server: ServerProcess = start_server()
+    types = httpx.get(f"{server.url}/client.d.ts")
+    assert types.content == SOURCE.with_suffix(".d.ts").read_bytes()
+    assert types.headers["content-type"].startswith("application/typescript")
+    assert types.headers["access-control-allow-origin"] == "*"
+
+
 @pytest.mark.parametrize("origins", ["*", "http://app.example"])
 def test_client_has_one_allowed_origin_whatever_the_setting(start_server: StartServer, origins: str) -> None:
     """A browser refuses an answer with two."""

@@ -3,29 +3,22 @@
 The address is the first of: `--url`, `--context`, `TOPICS_URL`, `TOPICS_CONTEXT`, the current context, the default. The
 key is the first of: `--token`, `--token-file`, the key file of the context if the context gave the address,
 `TOPICS_TOKEN_FILE`. The key of a context is never sent to an address that came from elsewhere.
-
-The contexts of a user are in `$XDG_CONFIG_HOME/topics/contexts.json` (`~/.config/topics/contexts.json`). The file never
-holds a key, only the path of the file that does.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from topics.cli.options import one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
 from topics.client.call import LOCAL_HOSTS, Addresses, with_schemes
-from topics.client.errors import BadUrl
-
-DEFAULT_PORT = 4000
-DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+from topics.client.contexts import DEFAULT_PORT, DEFAULT_URL, Context, Contexts, load_contexts
+from topics.client.errors import BadContext, BadUrl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +79,10 @@ def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
     if args.url:
         url, source = args.url, "--url"
     elif args.context or not env.get("TOPICS_URL"):
-        known = load_contexts(env)
+        known = read_contexts(env)
         name = args.context or env.get("TOPICS_CONTEXT") or known.current
         if name is not None:
-            context = known.find(name)
+            context = find(known, name)
             url, source = context.url, f"--context {name}" if args.context else f"context {name}"
             if not args.context and env.get("TOPICS_CONTEXT"):
                 source = f"TOPICS_CONTEXT={name}"
@@ -126,55 +119,17 @@ def next_step_of(target: Target) -> str:
     return f"{start}, or name another with --url or `topics context use`"
 
 
-# --- contexts
+def find(known: Contexts, name: str) -> Context:
+    """Return a context by its name. Raise `Failure` if there is none."""
+    if name not in known.by_name:
+        step = "`topics context ls` lists the contexts, and `topics context add` adds one"
+        raise Failure(f"there is no context {name!r}", status=EXIT_NOT_FOUND, next_step=step)
+    return known.by_name[name]
 
 
-@dataclass(frozen=True)
-class Context:
-    url: str
-    token_file: str | None = None
-
-
-@dataclass
-class Contexts:
-    """The contexts of a user. `current` is the one that commands use without `--context`."""
-
-    current: str | None = None
-    by_name: dict[str, Context] = field(default_factory=dict)
-
-    def find(self, name: str) -> Context:
-        if name not in self.by_name:
-            step = "`topics context ls` lists the contexts, and `topics context add` adds one"
-            raise Failure(f"there is no context {name!r}", status=EXIT_NOT_FOUND, next_step=step)
-        return self.by_name[name]
-
-
-def _contexts_path(env: Mapping[str, str]) -> Path:
-    base = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(base) / "topics" / "contexts.json"
-
-
-def load_contexts(env: Mapping[str, str]) -> Contexts:
-    """Return the contexts of the user. Raise `Failure` if the file is damaged."""
-    path = _contexts_path(env)
+def read_contexts(env: Mapping[str, str]) -> Contexts:
+    """Return the contexts of the user. Raise `Failure` if their file is damaged."""
     try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        by_name = {name: Context(**row) for name, row in stored["contexts"].items()}
-        return Contexts(stored.get("current"), by_name)
-    except FileNotFoundError:
-        return Contexts()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        step = f"repair or remove {path}, and add the contexts again"
-        raise Failure(f"{path} cannot be read: {error}", next_step=step) from None
-
-
-def save_contexts(contexts: Contexts, env: Mapping[str, str]) -> None:
-    """Write the contexts by rename, so that another command never reads half a file."""
-    path = _contexts_path(env)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    rows = {name: {k: v for k, v in asdict(row).items() if v is not None} for name, row in contexts.by_name.items()}
-    text = json.dumps({"current": contexts.current, "contexts": rows}, indent=2) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.chmod(0o600)
-    temporary.replace(path)
+        return load_contexts(env)
+    except BadContext as error:
+        raise Failure(str(error)) from None

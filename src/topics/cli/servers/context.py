@@ -6,11 +6,12 @@ import argparse
 import os
 from collections.abc import Callable
 
-from topics.cli.connect.target import Context, Contexts, load_contexts, normal, save_contexts
+from topics.cli.connect.target import find, normal, read_contexts
 from topics.cli.options import JSON_LINES, Row, add_group, add_parser, option
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Columns, Screen, Styled
 from topics.cli.tree import Subparsers
+from topics.client.contexts import Context, Contexts, save_contexts
 
 KNOWN = option("NAME", completes="contexts")
 COLUMNS: Columns = {
@@ -59,7 +60,7 @@ def _add(verbs: Subparsers, name: str, act: Act, help: str, *rows: Row, examples
 
 def _execute(act: Act, args: argparse.Namespace) -> int:
     """Load the contexts, act on them, and save them if they changed."""
-    known = load_contexts(os.environ)
+    known = read_contexts(os.environ)
     if act(args, known, Screen(as_json=args.json)):
         save_contexts(known, os.environ)
     return EXIT_DONE
@@ -81,7 +82,7 @@ def _add_context(args: argparse.Namespace, known: Contexts, screen: Screen) -> b
 
 
 def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
-    url = known.find(args.name).url
+    url = find(known, args.name).url
     known.current = args.name
     screen.result({"name": args.name, "current": True}, f"commands now use {args.name} ({url})")
     if variable := next((one for one in ("TOPICS_URL", "TOPICS_CONTEXT") if os.environ.get(one)), None):
@@ -90,7 +91,7 @@ def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
 
 
 def _rm(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
-    known.find(args.name)
+    find(known, args.name)
     del known.by_name[args.name]
     known.current = None if known.current == args.name else known.current
     screen.result({"name": args.name, "removed": True}, f"removed {args.name}")

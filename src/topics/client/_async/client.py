@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
 from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
+from topics.client.contexts import default_target
 
 
 class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
@@ -28,7 +30,8 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
 
     `url` has the address of the server, and those of its standbys after commas. The client stays with the first one
     that answers. A write moves it to the writer, and after a takeover to the new one. `token` is the API key, and
-    `timeout_s` the limit for one answer.
+    `timeout_s` the limit for one answer. Without an address, it is that of the command line, with its key:
+    `TOPICS_URL`, the current context, or http://127.0.0.1:4000.
 
     A request that can succeed later is repeated for `retry_for_s`, long enough for a restart of the server. A client
     that never got an answer gives up after five repetitions, in about three seconds: its address may be wrong.
@@ -41,7 +44,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
 
     def __init__(
         self,
-        url: str = "http://127.0.0.1:4000",
+        url: str | None = None,
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
@@ -50,6 +53,9 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         gzip: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        if url is None:
+            url, key = default_target(os.environ)
+            token = token or key
         self._http = AsyncTransport(
             url, token=token, timeout_s=timeout_s, retries=retries, retry_for_s=retry_for_s, gzip=gzip,
             transport=transport,

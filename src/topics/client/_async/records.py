@@ -49,12 +49,13 @@ class AsyncRecordCalls(AsyncCalls):
         data: object,
         *,
         key: str | None = None,
+        idempotency_key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
         **options: Unpack[RecordOptions],
     ) -> Appended:
-        """Append one record. `key` is its idempotency key; without one the client makes one up for its retries.
+        """Append one record. `key` is short for `idempotency_key`: without one the client makes one up for its retries.
 
         With `create=False`, raise `TopicNotFound` instead of creating the topic; `config` is for a topic that the
         request creates. With `disable_backpressure`, a busy server lets the request wait instead of raising
@@ -64,6 +65,7 @@ class AsyncRecordCalls(AsyncCalls):
         done = await topics.append("orders", {"sku": "V60"}, tag="order-7")
         print(done.seq)
         """
+        key = idempotency_key or key
         record = new_record(data, options)
         return await self.append_many(
             topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
@@ -76,6 +78,7 @@ class AsyncRecordCalls(AsyncCalls):
         *,
         node: str | None = None,
         key: str | None = None,
+        idempotency_key: str | None = None,
         create: bool | None = None,
         config: Config | None = None,
         disable_backpressure: bool = False,
@@ -86,7 +89,7 @@ class AsyncRecordCalls(AsyncCalls):
         """
         with tracing.sending(topic, records) as traced:
             body = {
-                "records": traced, "idempotency_key": key or uuid4().hex,
+                "records": traced, "idempotency_key": idempotency_key or key or uuid4().hex,
                 **given(
                     node=node, create=create, config=config, disable_backpressure=disable_backpressure or None
                 ),

@@ -232,7 +232,7 @@ ROUTES = [
     ),
     *(
         Route(
-            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_console, name), console=True,
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_asset, name), console=True,
             probe=True, answers={200: kind, 304: kind},
         )
         for path, name, kind in (
@@ -244,12 +244,12 @@ ROUTES = [
     ),
     *(
         Route(
-            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_client, name),
+            "GET", path, operation=operations.READ_DOCUMENT, **at_any_time(assets.get_asset, name),
             answers={200: kind, 304: kind}, probe=True,
         )
         for path, name, kind in (
             ("/client.js", "get_client_js", "text/javascript"),
-            ("/client.d.ts", "get_client_types", "text/plain"),
+            ("/client.d.ts", "get_client_types", "application/typescript"),
         )
     ),
 ]  # fmt: skip

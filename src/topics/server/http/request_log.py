@@ -20,7 +20,7 @@ log = logs.Log("http")
 _now_ns = time.perf_counter_ns
 _SHOWN_BYTES = 2048  # of a query string
 _SECRET = "token"
-_KNOWN_STARTS = (b"/v0/", b"/console", b"/client.js", b"/metrics", b"/healthz")
+_KNOWN_STARTS = (b"/v0/", b"/console", b"/client.js", b"/client.d.ts", b"/metrics", b"/healthz")
 
 
 class RequestLog:

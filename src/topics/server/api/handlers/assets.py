@@ -17,14 +17,13 @@ from topics.server.loop.answer import json_answer, performance
 
 FOUND, NOT_MODIFIED = 302, 304
 
-# A wheel holds a copy of the client; a checkout has the original.
+# A wheel holds a copy of the client and of its types; a checkout has the originals.
 _PACKAGE = Path(topics.__file__).parent
-_PLACES = (_PACKAGE / "server" / "assets" / "client", _PACKAGE.parents[1] / "clients" / "js" / "topics")
-_PUBLIC = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
+_PLACES = (_PACKAGE / "server" / "assets" / "client.js", _PACKAGE.parents[1] / "clients" / "js" / "topics.js")
 _CONSOLE = _PACKAGE / "server" / "console"
 _TYPES = {
-    ".html": b"text/html; charset=utf-8", ".js": b"text/javascript; charset=utf-8", ".ts": b"text/plain; charset=utf-8",
-    ".css": b"text/css; charset=utf-8", ".svg": b"image/svg+xml",
+    ".html": b"text/html; charset=utf-8", ".js": b"text/javascript; charset=utf-8",
+    ".css": b"text/css; charset=utf-8", ".svg": b"image/svg+xml", ".ts": b"application/typescript; charset=utf-8",
 }  # fmt: skip
 
 # A page of the console runs its own scripts and calls its own server, and nothing else. Trusted types keep its scripts
@@ -52,18 +51,9 @@ def get_index(startup: Startup, call: Call) -> Answer:
     return json_answer(200, Index("topics", __version__, console, "/v0/openapi.json", "/client.js", "/v0/health", took))
 
 
-def get_console(startup: Startup, call: Call) -> Answer:
-    """Return a file of the console by its path, which is looked up among the files of the package."""
-    return _asset(call, unquote(call.request.path.decode("latin-1")).lstrip("/"))
-
-
-def get_client(startup: Startup, call: Call) -> Answer:
-    return _asset(call, call.request.path.decode().lstrip("/"))
-
-
-def _asset(call: Call, path: str) -> Response:
-    """Return a file, or 304 if the client has this version."""
-    found = _assets().get(path)
+def get_asset(startup: Startup, call: Call) -> Answer:
+    """Return a file of the package by its path, or 304 if the client has this version."""
+    found = _assets().get(unquote(call.request.path.decode("latin-1")).lstrip("/"))
     if found is None:
         raise TopicsError(Code.NOT_FOUND, "the console has no such file; it begins at /console")
     body, content_type, headers = found
@@ -75,12 +65,13 @@ def _asset(call: Call, path: str) -> Response:
 @cache
 def _assets() -> dict[str, tuple[bytes, bytes, tuple[Header, ...]]]:
     """Return the files by path, each with its type and headers. A page of any origin may import the client."""
-    client = next(path for path in _PLACES if path.with_suffix(".js").exists())
-    headers = {"client.js": _PUBLIC, "client.d.ts": _PUBLIC}
-    own = {"console": _CONSOLE / "index.html", **{f"client{end}": client.with_suffix(end) for end in (".js", ".d.ts")}}
+    client = next(path for path in _PLACES if path.exists())
+    shared = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
+    headers = {"client.js": shared, "client.d.ts": shared}
     paths = {f"console/{path.relative_to(_CONSOLE).as_posix()}": path for path in sorted(_CONSOLE.rglob("*.*"))}
+    named = {"console": _CONSOLE / "index.html", "client.js": client, "client.d.ts": client.with_suffix(".d.ts")}
     files = {}
-    for name, path in (own | paths).items():
+    for name, path in (named | paths).items():
         if path.suffix in _TYPES:
             body = path.read_bytes()
             etag = b'"%b"' % sha256(body).hexdigest()[:16].encode()

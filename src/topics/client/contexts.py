@@ -1,0 +1,86 @@
+"""Contexts: the named servers of a user, and the server of a client without an address.
+
+They are in `$XDG_CONFIG_HOME/topics/contexts.json` (`~/.config/topics/contexts.json`). The file never holds a key, only
+the path of the file that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from topics.client.call import with_schemes
+from topics.client.errors import BadContext
+
+DEFAULT_PORT = 4000
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+@dataclass(frozen=True)
+class Context:
+    url: str
+    token_file: str | None = None
+
+
+@dataclass
+class Contexts:
+    """The contexts of a user. `current` is the one that is used if none is named."""
+
+    current: str | None = None
+    by_name: dict[str, Context] = field(default_factory=dict)
+
+
+def default_target(env: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the address and the key of a client without an address, by the rules of the command line.
+
+    The address is the first of: `TOPICS_URL`, `TOPICS_CONTEXT`, the current context, this machine. The key is in the
+    file of the context that gave the address, or else in `TOPICS_TOKEN_FILE`. Raise `BadContext`.
+    """
+    url, token_file = env.get("TOPICS_URL"), None
+    if not url:
+        known = load_contexts(env)
+        name = env.get("TOPICS_CONTEXT") or known.current
+        if name is not None and name not in known.by_name:
+            raise BadContext(f"there is no context {name!r}: `topics context ls` lists the contexts")
+        context = Context(DEFAULT_URL) if name is None else known.by_name[name]
+        url, token_file = context.url, context.token_file
+    token_file = token_file or env.get("TOPICS_TOKEN_FILE")
+    try:
+        token = Path(token_file).expanduser().read_text(encoding="utf-8").strip() if token_file else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadContext(f"the key file {token_file} cannot be read: {error}") from None
+    return with_schemes(url), token
+
+
+def _path(env: Mapping[str, str]) -> Path:
+    base = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base) / "topics" / "contexts.json"
+
+
+def load_contexts(env: Mapping[str, str]) -> Contexts:
+    """Return the contexts of the user. Raise `BadContext` if the file is damaged."""
+    path = _path(env)
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        by_name = {name: Context(**row) for name, row in stored["contexts"].items()}
+        return Contexts(stored.get("current"), by_name)
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadContext(f"{path} cannot be read: {error}: repair or remove it, and add the contexts again") from None
+
+
+def save_contexts(contexts: Contexts, env: Mapping[str, str]) -> None:
+    """Write the contexts by rename, so that another process never reads half a file."""
+    path = _path(env)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    rows = {name: {k: v for k, v in asdict(row).items() if v is not None} for name, row in contexts.by_name.items()}
+    text = json.dumps({"current": contexts.current, "contexts": rows}, indent=2) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.chmod(0o600)
+    temporary.replace(path)
