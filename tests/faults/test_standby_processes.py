@@ -138,7 +138,7 @@ def test_readers_of_a_fenced_writer_go_on_at_the_new_one(running: list[ServerPro
         append(standby, "sure", 2)
         writer.process.send_signal(signal.SIGCONT)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert followed == watched == [1, 2]
         for path in ("ready", "topics/sure", "topics"):
             status, answer = call(writer, "GET", path)

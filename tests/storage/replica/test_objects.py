@@ -2,6 +2,7 @@
 
 import pytest
 
+from topics.storage.datadir import FORMAT_VERSION
 from topics.storage.replica import objects
 from topics.storage.replica.objects import Checkpoint, Damaged, FileRef, Head
 
@@ -50,6 +51,14 @@ def test_object_of_newer_format_names_the_way_out():
 
     with pytest.raises(Damaged, match="use a newer version of topics"):
         objects.decode(bytes(data), 7)
+
+
+def test_object_with_data_of_a_newer_format_is_refused():
+    assert objects.decode(objects.encode(head()), 7).head.stored == 1, "objects of the first versions do not say it"
+    assert objects.decode(objects.encode(head(stored=FORMAT_VERSION)), 7)
+
+    with pytest.raises(Damaged, match="use the version of topics that wrote it"):
+        objects.decode(objects.encode(head(stored=FORMAT_VERSION + 1)), 7)
 
 
 def test_names_sort_as_numbers_and_other_names_have_none():

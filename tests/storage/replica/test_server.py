@@ -19,6 +19,7 @@ from topics.errors import Code, TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
+from topics.storage.datadir import FORMAT_VERSION
 from topics.storage.replica import objects, upkeep
 from topics.storage.replica.history import History
 from topics.storage.replica.restore import restore
@@ -656,6 +657,15 @@ def test_state_of_an_earlier_object_is_restored():
     found = SimServer.start(disk)
     assert found.data("sure") == ["1"]
     assert found.engine.topic("sure").epoch != server.engine.topic("sure").epoch, "a new history"
+
+
+def test_every_object_names_the_format_of_its_data():
+    server = ReplicaServer.begin(SimBucket())
+    server.append("sure", "1", durability="replicated")
+    server.stop()
+    history = History.open(server.bucket, whole=True)
+    assert history is not None
+    assert {history.read(number).head.stored for number in history.log} == {FORMAT_VERSION}
 
 
 def test_prune_keeps_what_a_restore_in_the_window_needs():

@@ -37,7 +37,7 @@ import msgspec
 import xxhash
 from msgspec import Struct
 
-from topics.storage.datadir import DataDirError
+from topics.storage.datadir import FORMAT_VERSION, OLDEST_FORMAT, DataDirError
 
 MAGIC = b"TOPICRPL"
 FORMAT = 1
@@ -77,6 +77,7 @@ class Head(Struct, kw_only=True, frozen=True, omit_defaults=True):
     pieces: tuple[Piece, ...] = ()
     reason: str = ""  # of a term: `start`, `gap` or `takeover`
     version: str = ""  # of a term: that of topics
+    stored: int = OLDEST_FORMAT  # the format of the data directory that the bytes and files are from
 
 
 class Announced(Struct, kw_only=True, frozen=True):
@@ -176,6 +177,11 @@ def decode(data: bytes, number: int) -> Object:
         raise Damaged(f"{name} has an unknown head ({error})") from error
     if head.number != number:
         raise Damaged(f"{name} has the bytes of object {head.number}")
+    if head.stored > FORMAT_VERSION:
+        raise Damaged(
+            f"{name} has data in format {head.stored}, and formats up to {FORMAT_VERSION} are known; "
+            "use the version of topics that wrote it, or a newer one"
+        )
     return Object(head, data[_FRONT.size + size : -8])
 
 

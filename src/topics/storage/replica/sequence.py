@@ -24,6 +24,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from topics import __version__
+from topics.storage.datadir import FORMAT_VERSION
 from topics.storage.replica import objects
 from topics.storage.replica.objects import Checkpoint, FileRef, Head, Kind, Piece, Position
 
@@ -263,7 +264,7 @@ class Sequence:
                 replica=writer.replica, number=self.last_number + 1, term=term, kind=kind,
                 at_ms=max(wall_ms, self._last_wall_ms), instance=writer.instance, host=writer.host,
                 address=writer.address, base=self.base, upto=upto, as_of_ms=as_of_ms, pieces=pieces,
-                reason=reason, version=version,
+                reason=reason, version=version, stored=FORMAT_VERSION,
             ),
             upto=upto,
         )  # fmt: skip
