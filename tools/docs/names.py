@@ -80,9 +80,7 @@ IGNORED = {"signal"}  # in the first table
 # Why one client has an option and the other one does not. An option that is not here fails a test.
 WHY = {
     "after": "for `preview_schedule` only",
-    **dict.fromkeys(
-        ("catch_up", "jitter_ms", "overlap"), "`preview_schedule` of Python takes a whole schedule"
-    ),
+    **dict.fromkeys(("catch_up", "jitter_ms", "overlap"), "`preview_schedule` of Python takes a whole schedule"),
     "config": "an argument of its own in one of them",
     "consistency": "`strong` in Python",
     "handle_signals": "JavaScript programs handle signals themselves",
