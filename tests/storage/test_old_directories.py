@@ -43,6 +43,7 @@ def test_archives_reach_back_to_the_first_version_of_the_format() -> None:
         "1-d-consumers",
         "1-e-consumers-by-topic",
         "2-a-whole-writes",
+        "2-b-schedules",
     ]
 
 
