@@ -114,7 +114,7 @@ def test_non_loopback_address_needs_a_key_or_consent(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("# one a line\nk1:read\n")
     [rule] = load({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS_FILE": str(keys)}).key_rules()
-    assert rule.scopes == {"read"}
+    assert rule.rights.scopes == ("read",)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
@@ -130,7 +130,7 @@ def test_keys_of_setting_and_file_are_combined(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("\n# spare\n k2:read:a.|b. \n")
     rules = load(api_keys="k1, k3:w", api_keys_file=str(keys)).key_rules()
-    assert [(sorted(rule.scopes), rule.prefixes) for rule in rules] == [
+    assert [(sorted(rule.rights.scopes), rule.rights.prefixes) for rule in rules] == [
         (["admin", "delete", "read", "write"], ()),
         (["write"], ()),
         (["read"], ("a.", "b.")),

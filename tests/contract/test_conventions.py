@@ -444,7 +444,7 @@ def test_answer_is_compressed_only_on_request(api: Api, topic: str):
 
 def test_missing_topic_is_named_in_the_error(api: Api):
     error = api.refused(404, "topic_not_found", "GET", "/v0/topics/missing-topic")
-    assert error["detail"] == {"topic": "missing-topic"}
+    assert error["detail"]["topic"] == "missing-topic"
     assert "missing-topic" in error["message"]
 
 

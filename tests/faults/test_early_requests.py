@@ -23,11 +23,13 @@ from topics.server.api.route_table import ROUTES
 HELD_START = str(Path(__file__).with_name("held_start.py"))
 # Everything that is answered before the end of recovery.
 EARLY = {
-    "/v0/health", "/healthz", "/v0/metrics", "/metrics", "/v0/openapi.json", "/client.js", "/", "/console",
+    "/v0/health", "/healthz", "/v0/metrics", "/metrics", "/v0/openapi.json", "/client.js", "/client.d.ts", "/",
+    "/console",
     "/console/{file}", "/console/parts/{file}", "/console/pages/{file}",
 }  # fmt: skip
-PARTS = {"{schedule}": "s",
-    "{topic}": "t", "{consumer}": "c", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA",
+PARTS = {
+    "{schedule}": "s", "{key}": "k", "{topic}": "t", "{consumer}": "c", "{router}": "r",
+    "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA",
     "parts/{file}": "parts/dom.js", "pages/{file}": "pages/topics.js", "{file}": "app.js",
 }  # fmt: skip
 SOCKET = {

@@ -102,7 +102,11 @@ def test_numbers_above_u64_are_refused():
     [
         (ConfigPatch, b'{"discard":"new"}', "discard must be one of old, reject, not 'new'"),
         (WriteRequest, b'{"records":[],"config":{"type":"x"}}', "config.type must be one of log, queue, not 'x'"),
-        (Command, b'{"op":"sub"}', "op must be one of subscribe, unsubscribe, publish, commit, ping, not 'sub'"),
+        (
+            Command,
+            b'{"op":"sub"}',
+            "op must be one of authenticate, subscribe, unsubscribe, publish, commit, ping, not 'sub'",
+        ),
         (list[dict[str, ConfigPatch]], b'[{"a":{"type":"x"}}]', "must be one of log, queue, not 'x'"),
     ],
 )

@@ -146,7 +146,7 @@ class World:
         topics = self.app.services.engine.topics.values()
         return {
             "requests of the key": self.key.inflight,
-            "streams of the key": self.key.streams,
+            "streams of the key": len(self.key.slots),
             "streams": self.app.quotas.streams,
             "polls": len(self.app.services.runtime.open_ended),
             "connections": len(self.http.connections),

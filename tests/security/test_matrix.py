@@ -70,6 +70,7 @@ RULES: dict[str, Rule] = {
     "GET /v0/schedules": Rule("read"),
     "DELETE /v0/schedules/{schedule}": Rule("delete"),
     "POST /v0/schedules/{schedule}/run": Rule("write"),
+    "POST /v0/schedules/{schedule}/pause": Rule("admin", lambda: {"paused": True}),
     "POST /v0/schedules/{schedule}/preview": Rule("read", lambda: {"cron": "@yearly"}),
     "POST /v0/watch": Rule("read", lambda one, two: {"topics": {one: {}, two + ".two": {}}}, 2, query="?lenient=true"),
     "GET /v0/watch/{wid}": Rule(fields=STREAM),

@@ -82,6 +82,7 @@ SCOPES = {
     "list schedules": "read",
     "drop schedule": "delete",
     "run schedule": "write",
+    "pause schedule": "admin",
     "preview schedule": "read",
     "read samples": "read",
     "read own rights": "",
@@ -171,6 +172,9 @@ ESCAPES: dict[tuple[str, str, str], list[Ask]] = {
     ],
     ("read schedule", "http", "topic of the schedule"): [lambda name: Http("GET", f"/v0/schedules/in.s.{name}")],
     ("run schedule", "http", "topic of the schedule"): [lambda name: Http("POST", f"/v0/schedules/in.s.{name}/run")],
+    ("pause schedule", "http", "topic of the schedule"): [
+        lambda name: Http("POST", f"/v0/schedules/in.s.{name}/pause", {"paused": True}),
+    ],
     ("preview schedule", "http", "topic of the schedule"): [
         lambda name: Http("POST", f"/v0/schedules/in.s.{name}/preview", {}),
     ],

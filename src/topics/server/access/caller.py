@@ -171,6 +171,7 @@ class Slot:
 
     def release(self) -> None:
         """Free the place. May be called twice."""
+        self.stream = None
         if self in self.caller.slots:
             self.caller.slots.discard(self)
             self._quotas.streams -= 1

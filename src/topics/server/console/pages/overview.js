@@ -93,7 +93,7 @@ function draw(ring, figures, plots) {
   plots.losses.set(times, [
     line("cap", "cap", ring.perSecond("lost_cap")), line("ttl", "ttl", ring.perSecond("lost_ttl")), line("corrupt", "corrupt", ring.perSecond("lost_corrupt")),
   ])
-  plots.syncs.set(times, ring.column("sync_p99_us"))
+  plots.syncs.set(times, [line("p99", "c1", ring.column("sync_p99_us"), true)])
   plots.log.set(times, [line("bytes", "c1", ring.perSecond("wal_bytes"), true)])
   plots.memory.set(times, [line("resident", "c1", ring.column("resident_bytes"), true)])
   plots.connections.set(times, [line("connections", "c1", ring.column("connections")), line("streams", "c2", ring.column("streams"))])
