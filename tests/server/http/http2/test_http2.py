@@ -377,7 +377,8 @@ def test_flood_of_frames_ends_the_connection(server: Harness, kind: str):
     unit, count = FLOODS[kind], TOKENS * 3
     units = [unit] * count
     if not unit:
-        units = [frame(HEADERS, 5, n, HEAD) + frame(RST_STREAM, 0, n, b"\0\0\0\x08") for n in range(1, 2 * count, 2)]
+        # The requests have no end: a slow machine would answer some before their reset, and an answer earns a token.
+        units = [frame(HEADERS, 4, n, HEAD) + frame(RST_STREAM, 0, n, b"\0\0\0\x08") for n in range(1, 2 * count, 2)]
     with Http2Client(server.port) as client:
         assert client.ask("/hello").status == 200
         with contextlib.suppress(ConnectionError):

@@ -63,7 +63,7 @@ export function show({ signal }) {
   ]
 }
 
-/** The servers that follow this one with their lag, or the lag of this one if it is a standby. */
+/** The servers that follow this one, or the lag of this one if it is a standby. */
 function replicaCard({ followers = [], performance: { replica_lag_ms: lag } }) {
   if (lag !== undefined) return note(`This server is a standby, ${duration(lag)} behind: it serves reads and takes no writes.`)
   return followers.length > 0 && card("Replicas", plainTable("Replicas", ["Server", "Role", "Behind#"], followers.map((one) => h("tr", {},
