@@ -168,7 +168,7 @@ def test_job_without_java_says_what_to_install(
 
     report = json.loads(capsys.readouterr().out)
     assert (report["error"]["kind"], report["execution"]["engine"]) == ("no_spark", "spark")
-    assert report["error"]["message"].startswith("Spark needs Java 17 or newer")
+    assert report["error"]["message"] == "Spark needs Java 17 or newer"
     assert report["next"] == "install Java; or use --no-spark"
     assert main([*command, "--no-spark"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -221,7 +221,7 @@ class PipelineJob:
         if found.engine == "process":
             return Tasks()
         if must_start:
-            self._check_installed(found.reason, avoidable=spark_only is None and self._wants_spark is None)
+            self._check_installed(spark_only, avoidable=spark_only is None and self._wants_spark is None)
         return Tasks(self.spark)
 
     def run(
@@ -235,15 +235,16 @@ class PipelineJob:
         """Run tasks; see `Tasks.run`. Spark is not started if there are none."""
         return self.tasks().run(items, task, result=result, weight=weight) if items else []
 
-    def _check_installed(self, why: str, *, avoidable: bool) -> None:
+    def _check_installed(self, spark_only: str | None, *, avoidable: bool) -> None:
         """Raise `NoSpark` if PySpark or Java is missing. `avoidable`: the job can run in this process instead."""
         instead = "; or use --no-spark" if avoidable else ""
+        why = f" ({spark_only})" if spark_only else ""
         if not is_installed("pyspark"):
-            raise NoSpark(f"Spark is not installed ({why})", next=f"{install_command('spark')}{instead}")
+            raise NoSpark(f"Spark is not installed{why}", next=f"{install_command('spark')}{instead}")
         try:
             find_java()
         except NoJava as error:
-            raise NoSpark(f"{error} ({why})", next=f"install Java{instead}") from None
+            raise NoSpark(f"{error}{why}", next=f"install Java{instead}") from None
 
     @property
     def spark(self) -> SparkSession:
