@@ -30,7 +30,6 @@ REPLACED = [
     (r"\bAbstractAsyncContextManager\b", "AbstractContextManager"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\baclosing\b", "closing"),
-    (r"\bwebsockets\.asyncio\b", "websockets.sync"),
     (r"\btopics\.client\._async\b", "topics.client._sync"),
     (r"\bhttpx\.AsyncClient\b", "httpx.Client"),
     (r"\bhttpx\.AsyncBaseTransport\b", "httpx.BaseTransport"),

@@ -11,7 +11,7 @@ import pytest
 from tests.client.fake_server import FakeServer
 from topics.client import AsyncTopics, Client, errors
 from topics.client.call import Addresses
-from topics.client.errors import NotWriter, Unreachable, from_code
+from topics.client.errors import NotWriter, Unreachable
 
 pytestmark = pytest.mark.anyio
 
@@ -23,8 +23,13 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topics.client.call.LONGEST_S", 0.002)
 
 
+def refusal(code: str, status: int, detail: object = None) -> errors.TopicsError:
+    error = {"code": code, "message": "a server", "detail": detail}
+    return errors.from_answer(status, None, json.dumps({"error": error}).encode())
+
+
 def not_writer(writer: str | None) -> errors.TopicsError:
-    return from_code("not_writer", "a standby", 421, {"writer": writer})
+    return refusal("not_writer", 421, {"writer": writer})
 
 
 def test_addresses_are_separated_by_commas() -> None:
@@ -45,14 +50,14 @@ def test_addresses_are_separated_by_commas() -> None:
         (not_writer(None), B),
         (not_writer("https://c:3"), B),  # a key goes to a server of the same kind only
         (not_writer("http://127.0.0.1:4000"), B),  # is another machine there than here
-        (from_code("fenced", "", 503, None), B),
-        (from_code("replica_unavailable", "", 503, None), B),
-        (from_code("shutting_down", "", 503, None), B),
-        (from_code("not_ready", "", 503, None), B),
-        (from_code("http_502", "", 502, None), B),
-        (from_code("read_only", "", 503, None), A),
-        (from_code("throttled", "", 429, None), A),
-        (from_code("topic_not_found", "", 404, None), A),
+        (refusal("fenced", 503), B),
+        (refusal("replica_unavailable", 503), B),
+        (refusal("shutting_down", 503), B),
+        (refusal("not_ready", 503), B),
+        (refusal("http_502", 502), B),
+        (refusal("read_only", 503), A),
+        (refusal("throttled", 429), A),
+        (refusal("topic_not_found", 404), A),
     ],
 )
 def test_error_decides_which_address_is_next(error: errors.TopicsError, then: str) -> None:
@@ -143,7 +148,7 @@ async def test_client_with_the_address_of_a_standby_finds_the_writer() -> None:
 
 async def test_standby_that_names_no_writer_is_an_error_without_other_addresses() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(421, json=refused("not_writer", writer="http://127.0.0.1:4000"))
+        return httpx.Response(421, json=refusal("not_writer", writer="http://127.0.0.1:4000"))
 
     async with AsyncTopics(B, transport=httpx.MockTransport(refuse)) as topics:
         with pytest.raises(NotWriter):
@@ -208,7 +213,7 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def refused(code: str, **detail: Any) -> dict[str, Any]:
+def refusal(code: str, **detail: Any) -> dict[str, Any]:
     return {"error": {"code": code, "message": code, "detail": detail}}
 
 
@@ -218,7 +223,7 @@ def test_raw_client_follows_a_takeover(started: Any) -> None:
     def answer(method: str, path: str) -> tuple[int, Any]:
         if next(refusals, None) is None:
             return 200, WRITTEN
-        return 421, refused("not_writer", writer=gone.url)
+        return 421, refusal("not_writer", writer=gone.url)
 
     gone = started(lambda method, path: (200, WRITTEN))
     standby = started(answer)
@@ -238,7 +243,7 @@ def test_raw_client_without_an_answer_gives_up_soon(started: Any) -> None:
 
 
 def test_raw_write_without_a_key_is_not_repeated_after_an_unknown_outcome(started: Any) -> None:
-    server = started(lambda method, path: (503, refused("replica_unavailable", outcome="unknown")))
+    server = started(lambda method, path: (503, refusal("replica_unavailable", outcome="unknown")))
     with Client(server.url) as client, pytest.raises(errors.ReplicaUnavailable):
         client.append("orders", [{"data": 1}])
     assert server.asked == 1

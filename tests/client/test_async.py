@@ -357,18 +357,6 @@ async def test_job_that_takes_too_long_goes_back(topics: AsyncTopics, name: str)
     assert seen == [1, 2]
 
 
-async def test_socket_publishes_and_subscribes(topics: AsyncTopics, name: str) -> None:
-    async with topics.connect() as socket:
-        done = await socket.publish(name, "hello", node="me", config={"cap_records": 10})
-        assert done.first_seq == 1
-        await socket.subscribe(name)
-        [record] = await take(aiter(socket), 1)
-        assert (record.topic, record.seq, record.data, record.node) == (name, 1, "hello", "me")
-        with pytest.raises(errors.TopicNotFound):
-            await socket.subscribe(f"{name}.nowhere")
-        await socket.ping()
-
-
 async def test_routers_queues_and_the_server_are_complete(topics: AsyncTopics, name: str) -> None:
     await topics.append(name, 1, tag="public:1")
     made = await topics.put_router(

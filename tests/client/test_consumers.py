@@ -124,17 +124,6 @@ async def test_watch_begins_at_a_consumer(topics: AsyncTopics, filled: str) -> N
     assert await take(topics.watch({filled: Start(consumer="billing")}), 3) == [8, 9, 10]
 
 
-async def test_socket_subscribes_as_a_consumer_and_commits(topics: AsyncTopics, filled: str) -> None:
-    await topics.put_consumer(filled, "billing", seq=7)
-    async with topics.connect() as socket:
-        await socket.subscribe(filled, consumer="billing")
-        async for item in socket:
-            assert item.seq == 8  # type: ignore[union-attr]
-            break
-        await socket.commit(filled, 8)
-    assert (await topics.consumer(filled, "billing")).seq == 8
-
-
 def test_sync_reader_keeps_its_position_on_the_server(server: ServerProcess, name: str) -> None:
     with Topics(server.url) as topics:
         topics.append_many(name, [NewRecord(data=number) for number in range(4)])

@@ -77,24 +77,10 @@ def test_writer_refuses_at_the_append_and_continues(client: Topics, name: str) -
     assert [record.data for record in client.read(name)] == [1, 2]  # type: ignore[union-attr]
 
 
-def test_socket_refuses_and_stays_open(client: Topics, name: str) -> None:
-    with client.connect() as socket:
-        with pytest.raises(ValueError, match="is nan, which JSON"):
-            socket.publish(name, NAN)
-        with pytest.raises(TypeError):
-            socket.publish(name, object())
-        assert socket.publish(name, 1).seq == 1
-        assert socket._waiting == {}
-
-
 @pytest.mark.anyio
 async def test_async_client_refuses(topics: AsyncTopics, name: str) -> None:
     with pytest.raises(ValueError, match="is nan, which JSON"):
         await topics.append(name, NAN)
-    async with topics.connect() as socket:
-        with pytest.raises(ValueError, match="is nan, which JSON"):
-            await socket.publish(name, NAN)
-        assert (await socket.publish(name, 1)).seq == 1
 
 
 def test_raw_client_refuses(server: ServerProcess, name: str) -> None:

@@ -11,7 +11,6 @@ import pytest
 from tools.docs import names
 from topics.client import AsyncTopics, Topics, errors
 from topics.client._async.queues import AsyncJob
-from topics.client._async.socket import AsyncSocket
 from topics.client._async.writer import AsyncWriter
 from topics.errors import Code
 from topics.server.api.route_table import ROUTES
@@ -19,7 +18,7 @@ from topics.server.api.route_table import ROUTES
 JAVASCRIPT = Path(__file__).parents[2] / "clients" / "js" / "topics.js"
 PUBLIC = [
     (kind, name)
-    for kind in (AsyncTopics, AsyncSocket, AsyncWriter, AsyncJob)
+    for kind in (AsyncTopics, AsyncWriter, AsyncJob)
     for name, value in inspect.getmembers(kind, callable)
     if not name.startswith("_")
 ]
@@ -40,7 +39,7 @@ def test_javascript_has_the_same_errors_as_python() -> None:
 
 
 def test_every_route_has_a_method() -> None:
-    asked = {("GET", "/v0/ws"), *(route for _, route in names.routes_of_methods())}  # the WebSocket is `connect`
+    asked = {("GET", "/v0/ws"), *(route for _, route in names.routes_of_methods())}
     assert asked == {(route.method, route.path) for route in ROUTES if route.path.startswith("/v0")}
 
 

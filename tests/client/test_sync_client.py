@@ -59,12 +59,9 @@ def test_flush_raises_in_threads_what_could_not_be_written(server: ServerProcess
             writer.close()
 
 
-def test_socket_and_follow_work_in_threads(server: ServerProcess, name: str) -> None:
+def test_follow_works_in_threads(server: ServerProcess, name: str) -> None:
     with Topics(server.url) as topics:
-        with topics.connect() as socket:
-            socket.publish(name, "hello")
-            socket.subscribe(name)
-            assert next(iter(socket)).data == "hello"  # type: ignore[union-attr]
+        topics.append(name, "hello")
         assert next(iter(topics.follow(name))).data == "hello"  # type: ignore[union-attr]
 
 

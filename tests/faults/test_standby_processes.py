@@ -8,16 +8,18 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.conftest import ServerProcess
 from tests.faults.test_replica_processes import append, call, read, s3, topics
-from topics.client import Topics, Unreachable
-from topics.client.errors import NotWriter
+from topics.client import Topics
 from topics.storage.replica import objects
 from topics.storage.replica.bucket import open_bucket
 from topics.storage.replica.history import History
@@ -274,31 +276,22 @@ def test_answers_of_a_standby_say_how_far_it_is_behind(running: list[ServerProce
     assert call(standby, "GET", "topics/plain/consumers/c")[1]["meta"] == misleading
 
 
-def test_websocket_watches_a_standby_and_finds_the_writer(running: list[ServerProcess], tmp_path: Path):
+def test_websocket_watches_a_standby_and_names_the_writer(running: list[ServerProcess], tmp_path: Path):
     writer = begin(running, tmp_path, "a")
     call(writer, "PUT", "topics/sure", {"durability": "replicated"})
     standby = begin(running, tmp_path, "b", standby=True)
-    with Topics(f"{standby.url},{writer.url}") as client:
-        with client.connect() as socket:
-            socket.subscribe("sure")
-            append(writer, "sure", 1, 2)
-            items = iter(socket)
-            assert [next(items).data for _ in range(2)] == [1, 2]  # type: ignore[union-attr]
-            with pytest.raises(NotWriter) as refused:
-                socket.publish("sure", 3)
-            assert refused.value.detail == {"writer": writer.url}
-        with client.connect() as socket:
-            assert socket.publish("sure", 3).seq == 3, "the next socket goes to the writer"
+    with connect(f"ws{standby.url.removeprefix('http')}/v0/ws") as socket:
+        socket.send('{"op":"subscribe","topic":"sure"}')
+        append(writer, "sure", 1, 2)
+        found = (json.loads(message) for message in socket)
+        records = (one["data"] for message in found if message["op"] == "record" for one in message["records"])
+        assert [next(records) for _ in range(2)] == [1, 2]
+        socket.send('{"op":"publish","topic":"sure","records":[{"data":3}]}')
+        refused = next(message for message in found if message["op"] == "error")
+        assert (refused["code"], refused["detail"]) == ("not_writer", {"writer": writer.url})
         writer.kill()
-        with client.connect() as socket:  # to the standby: the writer refuses connections
-            socket.subscribe("sure", from_seq=2)
-            items = iter(socket)
-            assert next(items).data == 3  # type: ignore[union-attr]
-            with pytest.raises(Unreachable):  # a takeover ends streams
-                next(items)
-        wait_for(lambda: takes_writes(standby))
-        with client.connect() as socket:
-            assert socket.publish("sure", 4).seq == 4
+        with suppress(ConnectionClosed):
+            assert list(found)[-1]["op"] == "error", "a takeover ends streams"
 
 
 def test_top_shows_the_followers_of_a_writer_and_the_lag_of_a_standby(running: list[ServerProcess], tmp_path: Path):

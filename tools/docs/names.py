@@ -63,7 +63,6 @@ JAVASCRIPT_NAMES = {
 }  # fmt: skip
 WITHOUT_ROUTE = {
     "aclose": "The JavaScript client holds no connections.",
-    "connect": "a WebSocket: `GET /v0/ws`",
     "follow": "`diff`, repeated",
     "is_ready": "`GET /v0/ready`, as true or false",
     "jobs": "`claim`, `ack` and `nack`, repeated",
@@ -74,6 +73,7 @@ WITHOUT_ROUTE = {
     "worker": "`claim`, `ack` and `nack`. A decorator in Python, a call in JavaScript",
     "writer": "`append_many` in the background",
 }
+JAVASCRIPT_ONLY = "| a WebSocket: `GET /v0/ws` | – | `connect` |  |\n"
 OF_CLIENT_OBJECTS = {"commit"}  # takes rows, and no options
 IGNORED = {"signal"}  # in the first table
 
@@ -92,7 +92,6 @@ WHY = {
     "key": "short for `idempotency_key` in Python, and for `recordKey` in JavaScript",
     "limit": "the size of a page, which Python chooses",
     "max_batch_bytes": "the size of a page, which Python chooses",
-    "on_close": "the loop of Python ends with an error",
     "on_retry": "JavaScript calls it before each attempt",
     "page_records": "`follow` of Python reads pages, that of JavaScript a stream",
     "page_size": "Python chooses it",
@@ -266,7 +265,9 @@ def page() -> str:
         where = ", ".join(routes[name]) if name in routes else WITHOUT_ROUTE[name]
         rows.append(f"| {where} | `{name}` | {f'`{javascript}`' if javascript else '–'} | {cell} |\n")
     reasons = [f"| `{option}` | {WHY[snake(option)]} |\n" for option in sorted(used)]
-    return "".join([INTRODUCTION, *rows, "\n## Why they differ\n\n| option | |\n|---|---|\n", *reasons])
+    return "".join(
+        [INTRODUCTION, *rows, JAVASCRIPT_ONLY, "\n## Why they differ\n\n| option | |\n|---|---|\n", *reasons]
+    )
 
 
 if __name__ == "__main__":

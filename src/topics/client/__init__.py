@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in ("httpx", "websockets"):
+        if error.name != "httpx":
             raise
         from topics.installation import install_command
 

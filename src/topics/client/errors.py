@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 from urllib.parse import unquote
 
 from topics.errors import BY_WIRE, Code, OtherCode
@@ -203,18 +202,11 @@ def from_answer(status: int, retry_after: str | None, body: bytes) -> TopicsErro
         code, message, detail, wait_ms = f"http_{status}", f"the server answered {status}", None, None
     if not isinstance(wait_ms, int):
         wait_ms = int(retry_after) * 1000 if retry_after is not None and retry_after.isdigit() else None
-    return from_code(code, message, status, detail, wait_ms)
-
-
-def from_code(
-    wire: str, message: str, status: int, detail: dict[str, Any] | None, retry_after_ms: int | None = None
-) -> TopicsError:
-    """Return the exception for an error code of the server."""
-    known = BY_WIRE.get(wire)
+    known = BY_WIRE.get(code)
     if known is None:
-        other = OtherCode(wire, status, retryable=status in PROXY_STATUSES)
-        return TopicsError(other, message, detail=detail, retry_after_ms=retry_after_ms)
-    return BY_CODE[known](known, message, detail=detail, retry_after_ms=retry_after_ms)
+        other = OtherCode(code, status, retryable=status in PROXY_STATUSES)
+        return TopicsError(other, message, detail=detail, retry_after_ms=wait_ms)
+    return BY_CODE[known](known, message, detail=detail, retry_after_ms=wait_ms)
 
 
 def refusal(error: TopicsError, path: str, url: str, *, has_key: bool) -> str:

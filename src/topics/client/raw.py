@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from topics.client import errors, request
 from topics.client._sync.management import ManagementCalls
 from topics.client.call import JSON, SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.connection import Connection, Retries
-from topics.client.errors import TopicNotFound, TopicsError
+from topics.client.errors import TopicsError
 from topics.client.items import End, Tombstone, encode
 from topics.errors import Corrupt
 from topics.model import wire
@@ -25,7 +24,6 @@ from topics.storage.segments.record_run import Run
 Answer = TypeVar("Answer")
 
 PAGE_RECORDS = 1000
-NO_LAST = (1 << 64) - 1  # the highest seq there could be
 
 
 class Client(Connection, ManagementCalls):
@@ -82,42 +80,13 @@ class Client(Connection, ManagementCalls):
         body = encode({"from_seq": from_seq, "wait_ms": wait_ms, **_fields(fields, DiffRequest)})
         return request.diff_answer(self.send(Request("POST", topic_path(topic, "diff"), body, wait_ms=wait_ms)))
 
-    def read(
-        self,
-        topic: str,
-        *,
-        from_seq: int = 0,
-        upto_seq: int | None = None,
-        lake: str | os.PathLike[str] | None = None,
-        **fields: Any,
-    ) -> Iterator[request.Record | request.Tombstone]:
+    def read(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[request.Record | request.Tombstone]:
         """Yield the records after the cursor, page by page up to the head, and a tombstone at each gap.
 
-        `upto_seq` is the last seq to read. `fields` are those of `diff`; `limit` is the size of a page.
-
-        `lake` is the directory of `topics pipeline archive`: records that the server no longer has are read from
-        there, and only ranges that neither has are reported as lost. Needs pyarrow.
+        `fields` are those of `diff`; `limit` is the size of a page.
         """
         fields = {"limit": PAGE_RECORDS, **fields}
-        _fields(fields, DiffRequest)  # raise for an unknown field now, not at the first page
-        last = NO_LAST if upto_seq is None else upto_seq
-        if lake is None:
-            return request.upto(self._read(topic, from_seq, last, fields), last)
-        try:
-            from topics.client.lake_read import HealedRead
-            from topics.lake import Lake
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.split(".")[0] != "pyarrow":
-                raise
-            message = "reading from a lake needs pyarrow, which is not installed: pip install pyarrow"
-            raise ImportError(message) from None
-        healed = HealedRead(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic), fields)
-        return request.upto(healed.items(from_seq, last), last)
-
-    def _read(
-        self, topic: str, from_seq: int, last: int, fields: dict[str, Any]
-    ) -> Iterator[request.Record | request.Tombstone]:
-        while from_seq < last:
+        while True:
             page = self.diff(topic, from_seq=from_seq, **fields)
             if page.tombstone is not None:
                 yield page.tombstone
@@ -127,12 +96,6 @@ class Client(Connection, ManagementCalls):
             fields.pop("from_ts", None)
             if page.caught_up:
                 return
-
-    def _found(self, topic: str) -> request.State | None:
-        try:
-            return self.topic(topic)
-        except TopicNotFound:
-            return None
 
     def scan(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[Run | request.Tombstone | request.End]:
         """Read a range in bulk: yield runs of records, a tombstone at each gap, and last an `End`.

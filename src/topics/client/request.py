@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct, structs
+from msgspec import Raw, Struct
 
 from topics.client.items import End, Tombstone, decode_records
 from topics.client.items import TopicPut as Put
@@ -55,18 +54,3 @@ def diff_answer(body: bytes) -> Diff:
     if answer.tombstone is not None:
         answer.tombstone.epoch = answer.epoch
     return answer
-
-
-def upto(items: Iterable[Record | Tombstone], last: int) -> Iterator[Record | Tombstone]:
-    """Yield the items of a read up to the seq `last`, without reading further. A gap across `last` is clipped."""
-    for item in items:
-        if isinstance(item, Record):
-            if item.seq > last:
-                return
-        elif item.reason != "recreated":  # which reports a new epoch, not a range
-            if item.gap_from > last:
-                return
-            if item.gap_to > last:
-                missed = min(item.missed_estimate, last - item.gap_from + 1)
-                item = structs.replace(item, gap_to=last, missed_estimate=missed)
-        yield item

@@ -1,7 +1,6 @@
 """Long answers, without a connection: bytes in; events, messages, records and gaps out.
 
-Event streams (`text/event-stream`), the messages that they and WebSockets carry, and the JSON lines of a scan
-(`application/x-ndjson`).
+Event streams (`text/event-stream`) and their messages, and the JSON lines of a scan (`application/x-ndjson`).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _event(block: bytes) -> Event:
     return Event(name, data, event_id)
 
 
-# --- messages of an event stream or a WebSocket
+# --- messages of an event stream
 
 
 class _Batch(Struct):

@@ -1,7 +1,5 @@
-"""Lake and live topic as one history: to Spark, in batches and streams, and to the Python client."""
+"""Lake and live topic as one history: to Spark, in batches and streams."""
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,6 @@ from tests.spark.lakes import archive
 from tests.spark.streams import drain, source
 from tests.spark.world import Seen, by_diff, by_spark, load
 from topics.client import Client
-from topics.client.request import Record
 from topics.lake import Lake, NoLake
 from topics.spark.options import BadOption, read_options
 from topics.spark.source.read import DataLoss
@@ -62,7 +59,6 @@ def test_evicted_but_archived_records_are_read(spark: SparkSession, client: Clie
 
     healed = load(spark, url=client.url, subscribe=topic, lake=str(tmp_path), minPartitions="3")
     assert by_spark(healed) == {topic: written}
-    assert by_diff(client, topic, lake=tmp_path) == written
     assert read(client, tmp_path, subscribe=topic) == written  # and in this order
 
 
@@ -73,14 +69,12 @@ def test_only_ranges_that_neither_has_are_gaps(client: Client, topic: str, tmp_p
     expected = [*written[:10], Seen(11, gap_to=18, reason="cap"), *written[18:]]
 
     assert read(client, tmp_path, subscribe=topic) == expected
-    assert by_diff(client, topic, lake=tmp_path) == expected
     with pytest.raises(DataLoss, match=r"seqs 11 to 18 of topic .* are lost \(cap\)"):
         read(client, tmp_path, subscribe=topic, failOnDataLoss="true")
 
     archive(client, tmp_path, topic)  # the gap is in the ledger now, and stays when the rest is evicted, too
     client.put_topic(topic, cap_records=1)
     assert read(client, tmp_path, subscribe=topic) == expected
-    assert by_diff(client, topic, lake=tmp_path) == expected
 
 
 def test_trimmed_records_are_read_and_deleted_ones_are_not(client: Client, topic: str, tmp_path: Path):
@@ -93,7 +87,6 @@ def test_trimmed_records_are_read_and_deleted_ones_are_not(client: Client, topic
 
     assert by_diff(client, topic)[0].seq > 30
     assert read(client, tmp_path, subscribe=topic) == expected
-    assert by_diff(client, topic, lake=tmp_path) == expected
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 10), (1, 41), (5, 20), (1, 40), (39, 41)])
@@ -136,7 +129,6 @@ def test_filters_apply_to_lake_and_topic_alike(
     client.put_topic(topic, cap_records=22)
 
     assert read(client, tmp_path, subscribe=topic, **options) == expected
-    assert by_diff(client, topic, lake=tmp_path, **fields) == expected
 
 
 def test_dropped_topic_is_read_from_the_lake_until_recreated(client: Client, topic: str, tmp_path: Path):
@@ -144,11 +136,9 @@ def test_dropped_topic_is_read_from_the_lake_until_recreated(client: Client, top
     archive(client, tmp_path, topic)
     client.drop_topic(topic)
     assert read(client, tmp_path, subscribe=topic) == written
-    assert by_diff(client, topic, lake=tmp_path) == written
 
     again = write(client, topic, 3)
     assert read(client, tmp_path, subscribe=topic) == again
-    assert by_diff(client, topic, lake=tmp_path) == again
 
 
 def test_topic_recreated_during_a_read_continues_in_the_lake(client: Client, topic: str, tmp_path: Path):
@@ -176,9 +166,7 @@ def test_starting_time_may_lie_in_the_lake(client: Client, topic: str, tmp_path:
     client.put_topic(topic, cap_records=1)
 
     assert read(client, tmp_path, subscribe=topic, startingTimestamp=str(since)) == expected
-    assert by_diff(client, topic, lake=tmp_path, from_ts=since) == expected
     assert read(client, tmp_path, subscribe=topic, startingTimestamp=str(since + 100_000)) == []
-    assert by_diff(client, topic, lake=tmp_path, from_ts=since + 100_000) == []
 
 
 def test_stream_begins_in_the_lake_and_continues_live(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
@@ -336,28 +324,6 @@ def test_directory_without_a_lake_fails_before_the_read(client: Client, topic: s
     write(client, topic, 3)
     with pytest.raises(NoLake):
         read(client, tmp_path / "nothing", subscribe=topic)
-    with pytest.raises(NoLake):
-        next(client.read(topic, lake=tmp_path / "nothing"))
-
-
-def test_client_without_pyarrow_names_the_missing_package():
-    code = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from topics.client import Client\n"
-        "try:\n    Client().read('orders', lake='/lake')\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "reading from a lake needs pyarrow, which is not installed: pip install pyarrow\n"
-
-
-def test_archived_records_have_the_requested_form(client: Client, topic: str, tmp_path: Path):
-    write(client, topic, 8)
-    plain, bare = list(client.read(topic)), list(client.read(topic, include_meta=False))
-    archive(client, tmp_path, topic, trim=True)
-    assert list(client.read(topic, lake=tmp_path)) == plain
-    assert list(client.read(topic, lake=tmp_path, include_meta=False)) == bare
-    assert all(isinstance(record, Record) and record.tag is None for record in plain)
 
 
 def test_schemas_of_lake_and_source_agree():

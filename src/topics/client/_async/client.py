@@ -13,7 +13,6 @@ import httpx
 from topics.client._async.following import AsyncFollowCalls
 from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
-from topics.client._async.socket import AsyncSocket
 from topics.client._async.transport import AsyncTransport
 from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
@@ -77,16 +76,6 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         await topics.aclose()       # a `with` block does so by itself
         """
         await self._http.aclose()
-
-    def connect(self) -> AsyncSocket:
-        """Return a WebSocket, to publish and subscribe over one connection. `async with` opens it.
-
-        async with topics.connect() as socket:
-            await socket.subscribe("room", tail=True)
-            await socket.publish("room", {"text": "hello"})
-            async for item in socket: print(item)
-        """
-        return AsyncSocket(self._http.addresses, self._http.token)
 
     # --- writing
 

@@ -31,10 +31,6 @@ async def result_of(value: T | Awaitable[T]) -> T:
     return value
 
 
-async def result_of_future(future: Future[T]) -> T:
-    return await future
-
-
 async def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function of the user's. Raise `TimeoutError` if it takes longer than `seconds`."""
     return await asyncio.wait_for(result_of(function(argument)), seconds)

@@ -26,10 +26,6 @@ def result_of(value: T | Awaitable[T]) -> T:
     return cast("T", value)
 
 
-def result_of_future(future: Future[T]) -> T:
-    return future.result()
-
-
 def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function of the user's. Raise `TimeoutError` if it takes longer than `seconds`; it runs on, unheeded."""
     if seconds is None:
