@@ -23,13 +23,13 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topics.client.call.LONGEST_S", 0.002)
 
 
-def refusal(code: str, status: int, detail: object = None) -> errors.TopicsError:
+def error_of(code: str, status: int, detail: object = None) -> errors.TopicsError:
     error = {"code": code, "message": "a server", "detail": detail}
     return errors.from_answer(status, None, json.dumps({"error": error}).encode())
 
 
 def not_writer(writer: str | None) -> errors.TopicsError:
-    return refusal("not_writer", 421, {"writer": writer})
+    return error_of("not_writer", 421, {"writer": writer})
 
 
 def test_addresses_are_separated_by_commas() -> None:
@@ -50,14 +50,14 @@ def test_addresses_are_separated_by_commas() -> None:
         (not_writer(None), B),
         (not_writer("https://c:3"), B),  # a key goes to a server of the same kind only
         (not_writer("http://127.0.0.1:4000"), B),  # is another machine there than here
-        (refusal("fenced", 503), B),
-        (refusal("replica_unavailable", 503), B),
-        (refusal("shutting_down", 503), B),
-        (refusal("not_ready", 503), B),
-        (refusal("http_502", 502), B),
-        (refusal("read_only", 503), A),
-        (refusal("throttled", 429), A),
-        (refusal("topic_not_found", 404), A),
+        (error_of("fenced", 503), B),
+        (error_of("replica_unavailable", 503), B),
+        (error_of("shutting_down", 503), B),
+        (error_of("not_ready", 503), B),
+        (error_of("http_502", 502), B),
+        (error_of("read_only", 503), A),
+        (error_of("throttled", 429), A),
+        (error_of("topic_not_found", 404), A),
     ],
 )
 def test_error_decides_which_address_is_next(error: errors.TopicsError, then: str) -> None:
