@@ -64,7 +64,7 @@ def expire(topic: Topic, now_ms: int, *, reads: bool = True) -> None:
         if upto > topic.earliest:
             evict(topic, upto, "ttl", reads=reads)
         # The age of the first live record: with it, most calls of this function end after one comparison.
-        segment = topic.segments[topic.index_of(topic.earliest)] if topic.count else None
+        segment = topic.segment_of(topic.earliest) if topic.count else None
         if segment is None:
             topic.front_ts = 0
         elif not reads and not segment.in_memory:

@@ -51,7 +51,7 @@ def key_part(key: str | None) -> bytes:
 
 
 def as_field(part: bytes) -> bytes:
-    """Return a tag part or a key part as a field for `as_object` and `with_fields`."""
+    """Return a tag part or a key part as fields for `with_seq`."""
     return part[1:] + b"," if part else b""
 
 
@@ -129,11 +129,11 @@ def without(
     return b"".join(parts)
 
 
-def as_object(row: bytes, fields: bytes) -> bytes:
-    """Return the record as a JSON object with more fields before its own. Each of these ends with a comma."""
-    return b"{%b%b" % (fields, row[1:-1])
+def seq_bytes(seq: int) -> int:
+    """Return the size of what a record has before `"$ts"`: its seq and a comma."""
+    return len(SEQ) + len(str(seq)) + 1
 
 
-def with_fields(row: bytes, seq: int, fields: bytes) -> bytes:
-    """Return the record as a JSON object with more fields behind its seq. Each of these ends with a comma."""
-    return b"%b%d,%b%b" % (SEQ, seq, fields, row[len(SEQ) + len(str(seq)) + 1 : -1])
+def with_seq(seq: int, fields: bytes) -> bytes:
+    """Return a record as a JSON object: its seq, and all that is behind it."""
+    return b"%b%d,%b" % (SEQ, seq, fields)

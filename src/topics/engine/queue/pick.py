@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nsmallest
-from itertools import chain, islice, repeat
-from operator import attrgetter
+from itertools import chain, islice, pairwise
+from operator import add, attrgetter
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
 from topics.engine.state.jobs.leases import Leases
@@ -24,11 +24,12 @@ from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
 from topics.model.queue import JobState
-from topics.model.record_bytes import as_field, encode_json, with_fields
+from topics.model.record_bytes import as_field, encode_json
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns
 from topics.storage.segments.extras import Terms, has_terms, terms_of
+from topics.storage.segments.marks import LIVE
 from topics.storage.segments.segment import Segment
 
 TURNS = 8
@@ -170,7 +171,7 @@ class Pass:
 
     def _claimable_since(self, seq: int) -> tuple[int, int]:
         """Return when a job of the log became claimable, and its seq. Raises `Cold` like a read."""
-        segment = self.topic.segments[self.topic.index_of(seq)]
+        segment = self.topic.segment_of(seq)
         return max(segment.columns.ts[seq - segment.first], terms_at(self.topic, seq).due_ms), seq
 
     def _plain(self, want: int, *, others: bool) -> list[int]:
@@ -221,13 +222,12 @@ class Pass:
                 found.extend(range(seq, stop))
                 return stop
             at = seq - first
-            while len(found) < want:
-                at = marks.find(0, at, count)
-                if at < 0:
-                    return first + count
-                found.append(first + at)
-                at += 1
-            return first + at
+            # Bound: each round but the last finds at least one job.
+            while len(found) < want and (at := marks.find(LIVE, at, count)) >= 0:
+                upto = min(at + want - len(found), count)
+                found += [seq for seq, mark in enumerate(marks[at:upto], first + at) if mark == LIVE]
+                at = upto
+            return first + (at if at >= 0 else count)
         return self._plain_among(segment, seq, want, found)
 
     def _plain_among(self, segment: Segment, seq: int, want: int, found: list[int]) -> int:
@@ -250,17 +250,21 @@ class Pass:
 
 def terms_at(topic: Topic, seq: int) -> Terms:
     """Return the terms of the job with this seq. Raises `Cold` like a read."""
-    segment = topic.segments[topic.index_of(seq)]
+    segment = topic.segment_of(seq)
     return terms_of(segment.columns.extras.get(seq - segment.first))
 
 
 def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
-    """Yield ascending seqs of live records as runs in a segment: segment, first position, position after the last."""
+    """Yield ascending seqs of live records as runs in a segment: segment, first position, position after the last.
+
+    The seqs of one run have the same number of digits.
+    """
     at = 0
     while at < len(seqs):
         seq = seqs[at]
-        segment = topic.segments[topic.index_of(seq)]
-        first, stop, upto = segment.first, at + 1, min(len(seqs), at + segment.end - seq)
+        segment = topic.segment_of(seq)
+        first, stop = segment.first, at + 1
+        upto = min(len(seqs), at + segment.end - seq, at + 10 ** len(str(seq)) - seq)
         while stop < upto and seqs[stop] - seq == stop - at:
             stop += 1
         yield segment, seq - first, seq - first + stop - at
@@ -272,25 +276,23 @@ def _need_marks(topic: Topic, seqs: list[int]) -> None:
     needs, end = Needs(), topic.earliest
     for seq in sorted(seqs):
         if end <= seq <= topic.head:
-            segment = topic.segments[topic.index_of(seq)]
+            segment = topic.segment_of(seq)
             end = segment.end
             needs.run(partial(getattr, segment, "marks"))
     needs.check()
-
-
-StoredRecord = tuple[bytes, bytes]  # `{"$seq":7,"$ts":…},`, and beside it `"$tag":"x","$key":"y",` or less of that
 
 
 class TooMuch(Exception):
     """The records together have more bytes than one answer may have."""
 
 
-def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[StoredRecord]:
-    """Return the records in order. Raises one `Cold` for all of them, or `Damaged`, or `TooMuch`.
+def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[bytes]:
+    """Return the records in order, as `record_bytes.with_seq` takes them: `"$tag":"x","$key":"y","$ts":…}`.
 
-    If `Cold.more` is set, one load cannot fetch all of them: ask for fewer records.
+    Raises one `Cold` for all of them, or `Damaged`, or `TooMuch`. If `Cold.more` is set, one load cannot fetch all of
+    them: ask for fewer records.
     """
-    found: list[StoredRecord] = []
+    found: list[bytes] = []
     needs = Needs()
     used_bytes = 0
     for segment, low, high in runs(topic, seqs):
@@ -311,19 +313,20 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
         except Cold as cold:
             needs.add(cold)
             continue
-        tags: Iterable[bytes] = repeat(b"")
-        if columns.tags is not None:
-            tags = _tag_fields(columns, columns.tags[low:high].tolist())
+        skip = base - record_bytes.seq_bytes(segment.first + low)
+        fields: Iterable[bytes] = [blob[a - skip : b - base - 1] for a, b in pairwise(ends)]
         if columns.extras:
             keys = map(record_bytes.key_part, map(columns.key_at, range(low, high)))
-            tags = (tag + as_field(key) for tag, key in zip(tags, keys, strict=False))
-        found += [(blob[start - base : end - base], tag) for start, end, tag in zip(ends, ends[1:], tags, strict=False)]
+            fields = map(add, map(as_field, keys), fields)
+        if columns.tags is not None:
+            fields = map(add, _tag_fields(columns, columns.tags[low:high].tolist()), fields)
+        found += fields
     needs.check()
     return found
 
 
 def _tag_fields(columns: Columns, tag_ids: list[int]) -> list[bytes]:
-    """Return `StoredRecord.tag` for each tag id. Neighbouring jobs often have the same tag."""
+    """Return the field `$tag` for each tag id. Neighbouring jobs often have the same tag."""
     known = {0: b""}
     for tag_id in set(tag_ids) - known.keys():
         known[tag_id] = as_field(record_bytes.tag_part(columns.tag_names.name_of(tag_id)))
@@ -334,7 +337,7 @@ def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
     """Return how many of the seqs, in order, fit into `max_bytes`; at least one. Raises `Cold` like `rows`."""
     used, needs = 0, Needs()
     for n, seq in enumerate(seqs):
-        segment = topic.segments[topic.index_of(seq)]
+        segment = topic.segment_of(seq)
         try:
             offsets, at = segment.columns.offsets, seq - segment.first
         except Cold as cold:
@@ -349,7 +352,7 @@ def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
     return len(seqs)
 
 
-def fitting(topic: Topic, seqs: list[int]) -> list[tuple[int, StoredRecord]]:
+def fitting(topic: Topic, seqs: list[int]) -> list[tuple[int, bytes]]:
     """Return the first of these records, as many as one answer holds and one load fetches. Raises `Cold`."""
     # Bound: every round but the last halves the number of seqs.
     while True:
@@ -369,7 +372,7 @@ def page(topic: Topic, queue: Leases, state: JobState | None, after: int, limit:
     """Return rendered jobs behind `after`, and the cursor of the next page, if any. Raises `Cold` like a read."""
     seqs = _seqs(topic, queue, state, after, limit + 1)
     found = fitting(topic, seqs[:limit])
-    rows = [_row(topic, queue, seq, stored) for seq, stored in found]
+    rows = [_row(topic, queue, seq, fields) for seq, fields in found]
     return rows, found[-1][0] if len(found) < len(seqs) else None
 
 
@@ -394,7 +397,7 @@ def state_of(queue: Leases, seq: int) -> JobState:
     return "delayed" if seq in queue.resting or seq in queue.later or seq in queue.exhausted else "ready"
 
 
-def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
+def _row(topic: Topic, queue: Leases, seq: int, fields: bytes) -> bytes:
     terms, state = terms_at(topic, seq), state_of(queue, seq)
     job = queue.find(seq) or Job(seq)
     shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (state.encode(), job.deliveries, terms.priority)
@@ -407,8 +410,7 @@ def _row(topic: Topic, queue: Leases, seq: int, stored: StoredRecord) -> bytes:
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
         if (progress := queue.progress_of(job)) is not None:
             shown += b'"progress":%b,' % encode_json(progress)
-    row, tag = stored
-    return with_fields(row, seq, shown + reasons_field(queue, job) + tag)
+    return record_bytes.with_seq(seq, shown + reasons_field(queue, job) + fields)
 
 
 def reasons_field(queue: Leases, job: Job) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import count, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -30,7 +30,7 @@ from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import TopicsError
 from topics.model.queue import JobState, Progress, Why, not_a_queue
-from topics.model.record_bytes import with_fields
+from topics.model.record_bytes import SEQ
 from topics.model.records import MAX_BATCH_BYTES
 from topics.model.topic import RetryPolicy
 from topics.storage.log import entry as entries
@@ -40,7 +40,7 @@ from topics.storage.segments.segment import Damaged
 PASS_MAX_JOBS = 10_000
 _seq_of = attrgetter("seq")
 STREAM_CLOSED: Why = ("the work stream was closed", None)
-LEASE = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,'
+CLAIMED = SEQ + b'%d,"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b%b'
 
 
 class Want(Struct, kw_only=True):
@@ -79,7 +79,7 @@ class Outcome(Struct):
         return [seq for seq in self.skipped if known.get(seq) == self.node]
 
 
-Taken = tuple[pick.Pass, dict[int, pick.StoredRecord]]  # and the records by seq
+Taken = tuple[pick.Pass, dict[int, bytes]]  # and the records by seq, see `pick.rows`
 
 
 class Queues:
@@ -142,13 +142,11 @@ class Queues:
                 fields = [job.seq for job in jobs], [job.deliveries for job in jobs], [job.priority for job in jobs]
                 grants.append(Leased(topic.topic_id, want.node, first, deadline, *fields))
             queue.grant(jobs, want.node, first, deadline, want.holder)
-            rows = []
-            for job in jobs:
-                row, tag = rendered[job.seq]
-                shown = LEASE % (job.lease, deadline, job.deliveries)
-                if queue.has_reasons:
-                    shown += pick.reasons_field(queue, job)
-                rows.append(with_fields(row, job.seq, shown + tag))
+            reasons = [pick.reasons_field(queue, job) for job in jobs] if queue.has_reasons else repeat(b"")
+            rows = [
+                CLAIMED % (job.seq, job.lease, deadline, job.deliveries, why, rendered[job.seq])
+                for job, why in zip(jobs, reasons, strict=False)
+            ]
             claims.append(Claimed(topic, rows, jobs, 0, first))
         ready = queue.ready
         for done in claims:
@@ -187,8 +185,9 @@ class Queues:
                 retention.expire(topic, now)
             evicted = [seq for seq in done if seq not in queue.leaving]  # or expired before the ack was staged
             apply.delete(topic, entry, found.chosen)
-            self.acked_total += len(done) - len(evicted)
-            return _outcome(topic, node, len(done) - len(evicted), skipped + evicted)
+            acked = len(done) - len(evicted)
+            self.acked_total += acked
+            return _outcome(topic, node, acked, skipped + evicted)
 
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs), at_ms=now)
 
@@ -373,9 +372,8 @@ class Queues:
         queue = expire(topic, now)
         jobs: dict[int, Job] = {}
         skipped = []
-        for at, seq in enumerate(seqs):
-            job = queue.leases.get(seq)  # as `queue.held` does, without a call for each job
-            if (
+        for at, (seq, job) in enumerate(zip(seqs, map(queue.leases.get, seqs), strict=True)):
+            if (  # as `queue.held` does, without a call for each job
                 job is None
                 or job.term.ended
                 or job.node != node

@@ -103,7 +103,7 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
     if from_seq + 1 < topic.earliest or from_seq > topic.head or topic.config.ttl_ms or topic.has_losses_above_floor:
         return None
     if from_seq + 1 < segment.first:
-        segment, is_open = topic.segments[topic.index_of(from_seq + 1)], False
+        segment, is_open = topic.segment_of(from_seq + 1), False
     low, count = from_seq + 1 - segment.first, segment.count
     if low < 0 or segment.marks is not None:
         return None

@@ -30,7 +30,7 @@ class StagedDelete:
             return seq in self._seqs
         if seq >= self._before_seq or self._match is None:
             return seq < self._before_seq
-        segment = self._topic.segments[self._topic.index_of(seq)]
+        segment = self._topic.segment_of(seq)
         return seq >= segment.first and self._match.covers(segment.columns.tag_at(seq - segment.first))
 
     def skip(self, seq: int) -> int:

@@ -150,6 +150,11 @@ class Topic:
         at = bisect_right(segments, seq, key=_first_of) - 1
         return at + 1 if at < 0 or seq >= segments[at].end else at
 
+    def segment_of(self, seq: int) -> Segment:
+        """Return the segment that holds `seq`, or the nearest one behind it."""
+        last = self.segments[-1]
+        return last if seq >= last.first else self.segments[self.index_of(seq)]
+
     def spans(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:
         """Yield the parts of segments with seqs [low, high): segment, first position, position after the last."""
         if low >= high:
@@ -173,7 +178,7 @@ class Topic:
         """Return whether there is a record with this seq. Raises `Cold` like a read."""
         if not self.earliest <= seq <= self.head:
             return False
-        segment = self.segments[self.index_of(seq)]
+        segment = self.segment_of(seq)
         if seq < segment.first or not segment.live:
             return False
         marks = segment.marks

@@ -261,9 +261,10 @@ def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) ->
         if seqs[at] < topic.earliest or seqs[at] > topic.head:
             at += 1
             continue
-        segment = topic.segments[topic.index_of(seqs[at])]
-        stop = max(bisect_left(seqs, segment.end, at), at + 1)
-        run = [seq - segment.first for seq in seqs[at:stop] if segment.first <= seq < segment.end]
+        segment = topic.segment_of(seqs[at])
+        first, end = segment.first, segment.end
+        stop = max(bisect_left(seqs, end, at), at + 1)
+        run = [seq - first for seq in seqs[at:stop] if first <= seq < end]
         at = stop
         known = chosen.get(segment.first)
         if run and known is not None and known.fits(segment, run[0], run[-1] + 1, len(run)):

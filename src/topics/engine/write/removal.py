@@ -71,7 +71,7 @@ def below(topic: Topic, before_seq: int) -> Removal:
 
     Only the segment that `before_seq` cuts is looked into.
     """
-    segment = topic.segments[topic.index_of(before_seq)] if topic.earliest < before_seq <= topic.head else None
+    segment = topic.segment_of(before_seq) if topic.earliest < before_seq <= topic.head else None
     if isinstance(segment, SealedSegment) and segment.first < before_seq and segment.live:
         try:
             segment.check_loaded()
@@ -102,10 +102,12 @@ def choose_by_tag(segment: Segment, match: TagMatch, low: int, high: int) -> Cho
 
 def by_seq(topic: Topic, seqs: list[int]) -> Removal:
     """Find the live records among `seqs`, which ascend. Raises `Cold`. Bounded by the number of seqs."""
+    if not seqs or seqs[0] >= topic.segments[-1].first:  # the open segment is in memory
+        return Removal()
     found, needs = Removal(), Needs()
     at = bisect_left(seqs, topic.earliest)
     while at < len(seqs) and seqs[at] <= topic.head:
-        segment = topic.segments[topic.index_of(seqs[at])]
+        segment = topic.segment_of(seqs[at])
         upto = bisect_left(seqs, segment.end, at)
         if isinstance(segment, SealedSegment) and segment.live and seqs[upto - 1] >= segment.first:
             try:

@@ -27,15 +27,16 @@ class LeaseDeadlines:
 
     def set(self, deadline_ms: int, jobs: list[Job]) -> None:
         """Let the leases of these jobs, which have no term now, end at `deadline_ms`."""
-        if self._listed + len(self.heap) > 2 * (len(self._leases) + len(jobs)) + STALE_MAX:
+        n = len(jobs)
+        if self._listed + len(self.heap) > 2 * (len(self._leases) + n) + STALE_MAX:
             self._rebuild()
         term = self._terms.get(deadline_ms)
         if term is None:
             term = self._terms[deadline_ms] = Term(deadline_ms)
             heappush(self.heap, deadline_ms)
         term.jobs += jobs
-        term.held += len(jobs)
-        self._listed += len(jobs)
+        term.held += n
+        self._listed += n
         for job in jobs:
             job.term = term
 

@@ -104,7 +104,8 @@ class Leases:
         """
         deadlines, delays = self._deadlines, self._delays
         self._now_ms = now_ms
-        self.unique.expire(now_ms)
+        if self.unique.ends:
+            self.unique.expire(now_ms)
         if self.buckets.wake_ms <= now_ms:
             self.buckets.wake_ms = 0
         if deadlines.heap and deadlines.heap[0] < now_ms:
@@ -231,15 +232,15 @@ class Leases:
             for seq in seqs:
                 self._topic.totals.reasons.forget(self._topic.topic_id, seq)
         for seq in seqs:
-            if (job := self.leases.pop(seq, None)) is not None:
+            if (job := self.leaving.pop(seq, None)) is not None:
+                if job.holder is not None:
+                    self._unhold(job)
+            elif (job := self.leases.pop(seq, None)) is not None:
                 self._deadlines.leave((job,))
                 self._unhold(job)
                 self.cancelled[seq] = job.node
                 if len(self.cancelled) > CANCELLED_MAX:
                     del self.cancelled[next(iter(self.cancelled))]
-            elif (job := self.leaving.pop(seq, None)) is not None:
-                if job.holder is not None:
-                    self._unhold(job)
             else:
                 self.reclaim.pop(seq, None)
                 self.resting.pop(seq, None)

@@ -11,21 +11,21 @@ SavedUnique = tuple[str, int, int]  # the key, the seq of its job, and the time 
 
 
 class UniqueJobs:
-    __slots__ = ("_by_key", "_ends", "pending")
+    __slots__ = ("_by_key", "ends", "pending")
 
     def __init__(self) -> None:
         self._by_key: dict[str, tuple[int, int]] = {}  # the seq, and the time at which the key ends or 0
         self.pending: dict[int, str] = {}  # by seq, the keys of jobs that end with them
-        self._ends: list[tuple[int, str]] = []  # a heap of the others
+        self.ends: list[tuple[int, str]] = []  # a heap of the others
 
     def add(self, key: str, seq: int, ends_ms: int) -> None:
         self._by_key[key] = seq, ends_ms
         if not ends_ms:
             self.pending[seq] = key
             return
-        heappush(self._ends, (ends_ms, key))
-        if len(self._ends) > TIMED_MAX:
-            self.expire(self._ends[0][0] + 1)
+        heappush(self.ends, (ends_ms, key))
+        if len(self.ends) > TIMED_MAX:
+            self.expire(self.ends[0][0] + 1)
 
     def find(self, key: str, now_ms: int) -> tuple[int, int]:
         """Return the seq of the job with this key, and the time at which the key ends or 0; (0, 0) without a job."""
@@ -39,8 +39,8 @@ class UniqueJobs:
                 del self._by_key[key]
 
     def expire(self, now_ms: int) -> None:
-        while self._ends and self._ends[0][0] < now_ms:
-            ends_ms, key = heappop(self._ends)
+        while self.ends and self.ends[0][0] < now_ms:
+            ends_ms, key = heappop(self.ends)
             if self._by_key.get(key, (0, 0))[1] == ends_ms:
                 del self._by_key[key]
 

@@ -36,8 +36,9 @@ def claim(services: Services, call: Call) -> Answer:
     wanted = _decode_claim(call.request.body, call)
     limits = services.engine.limits
     check_worker(wanted.node, limits)
-    for field in ("max", "lease_ms", "wait_ms"):
-        check_u64(getattr(wanted, field) or 0, field)
+    check_u64(wanted.max, "max")
+    check_u64(wanted.lease_ms or 0, "lease_ms")
+    check_u64(wanted.wait_ms, "wait_ms")
     topic = services.engine.queues.get(call.params["topic"])
     if services.throttle.pressed:
         services.throttle.check(topic.name)
