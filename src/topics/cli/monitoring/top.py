@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import repeat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import chain, repeat
 from math import inf
 from typing import Any, NamedTuple
 
@@ -36,7 +34,7 @@ Overview = Mapping[str, Any]  # the server between two samples
         option("-n --count N", "stop after N looks"),
     ),
     request=lambda args: get("/v0/metrics"),
-    details="Keys: q quits, s sorts, / filters. In a pipe, each look is a line of JSON.",
+    details="Ctrl-C quits. In a pipe, each look is a line of JSON.",
     examples="  topics top\n  topics top --sort lag --filter orders\n  topics top --count 1 | jq .rate\n",
 )
 def top(call: Call) -> None:
@@ -70,28 +68,21 @@ def _run_live(call: Call, before: Sample) -> None:
             before = view.look(before)
             console.print(view.draw(console.size.height))
         return
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
-        wait_s = min(FIRST_INTERVAL_S, every_s)
-        while not view.ended:
-            deadline = time.monotonic() + wait_s
-            while (left_s := deadline - time.monotonic()) > 0 and not view.ended:
-                if view.press(pressed(left_s)) and view.total is not None:
-                    live.update(view.draw(console.size.height), refresh=True)
-            wait_s = every_s
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        for wait_s in chain([min(FIRST_INTERVAL_S, every_s)], repeat(every_s)):
+            time.sleep(wait_s)
             before = view.look(before)
             live.update(view.draw(console.size.height), refresh=True)
 
 
 class View:
-    """What the screen shows now: the last look, the order, and the filter."""
+    """What the screen shows now: the last look."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._order, self._filter, self._typing = call.args.sort, call.args.filter, False
         self.total: Overview | None = None
         self._rows: list[TopicRow] = []
         self._problem = ""
-        self.ended = False
 
     def look(self, before: Sample) -> Sample:
         """Look at the server. If it does not answer, keep the last look and show why."""
@@ -131,62 +122,10 @@ class View:
             Text.assemble(("log sync ", "dim"), _syncs(total), (read_only, "bold red"), _behind(total)),
             Text(self._problem, style="red"),
         ]  # fmt: skip
-        shown = sort_rows(self._rows, self._order, self._filter)
+        shown = sort_rows(self._rows, self._call.args.sort, self._call.args.filter)
         more = len(shown) - room
-        keys = f"filter: {self._filter}█  (Enter keeps it, Esc clears it)" if self._typing else (
-            f"q quit   s sort ({self._order})   / filter{f' ({self._filter})' if self._filter else ''}"
-        )  # fmt: skip
-        if more > 0:
-            keys += f"   {more:,} more topics"
-        return Group(*lines, table(COLUMNS, shown[:room]), Text(""), Text(keys, style="dim"))
-
-    def press(self, keys: str) -> bool:
-        """Handle keys. Return whether the screen must be drawn again."""
-        for key in keys:
-            if self._typing:
-                self._type(key)
-            elif key in ("q", "\x03", "\x04"):
-                self.ended = True
-            elif key == "s":
-                at = SORTS.index(self._order)
-                self._order = SORTS[(at + 1) % len(SORTS)]
-            elif key == "/":
-                self._typing = True
-        return bool(keys)
-
-    def _type(self, key: str) -> None:
-        if key in ("\r", "\n"):
-            self._typing = False
-        elif key == "\x1b":
-            self._filter, self._typing = "", False
-        elif key in ("\x7f", "\b"):
-            self._filter = self._filter[:-1]
-        elif key.isprintable():
-            self._filter += key
-
-
-@contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
-    """Yield a function that waits for keys for some seconds and returns them; without a terminal, it only waits."""
-    descriptor = sys.stdin.fileno()
-    watched = [descriptor] if os.isatty(descriptor) else []
-
-    def pressed(seconds: float) -> str:
-        ready = select.select(watched, [], [], seconds)[0]
-        return os.read(descriptor, 64).decode(errors="replace") if ready else ""
-
-    if not watched:
-        yield pressed
-        return
-    import termios
-    import tty
-
-    before = termios.tcgetattr(descriptor)
-    tty.setcbreak(descriptor)
-    try:
-        yield pressed
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        end = f"{more:,} more topics: see --filter and --sort" if more > 0 else "Ctrl-C quits"
+        return Group(*lines, table(COLUMNS, shown[:room]), Text(""), Text(end, style="dim"))
 
 
 def _syncs(total: Overview) -> str:

@@ -1,7 +1,5 @@
 """Handlers for looking at a server: probes, metrics, the OpenAPI document, rights of a key, samples, and timelines."""
 
-from functools import partial
-
 from msgspec import UNSET, UnsetType, structs
 
 import topics.server.api.metrics as metrics
@@ -68,12 +66,9 @@ def get_ready(services: Services, call: Call) -> Answer:
 
 
 def get_metrics(services: Services, call: Call) -> Answer:
-    """Return the metrics, measured in slices because their number grows with the topics. Requests share the text."""
-    request, prefixes = call.request, call.caller.prefixes
-    if _wants_json(call):
-        return services.slices.answer(request, _measure(services, prefixes, request), Cause.METRICS)
-    make = partial(_measure, services, prefixes, None)
-    return services.shared_answers.answer(("metrics", prefixes), request, make, Cause.METRICS)
+    """Return the metrics, measured in slices because their number grows with the topics."""
+    steps = _measure(services, call.caller.prefixes, call.request if _wants_json(call) else None)
+    return services.slices.answer(call.request, steps, Cause.METRICS)
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
