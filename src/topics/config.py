@@ -404,6 +404,10 @@ class Settings:
     segment_max_events: int = COUNT(65_536, "Number of records at which a segment is sealed.", low=16, high=1_048_576)
     segment_max_bytes: int = SIZE(64 * MIB, "Size at which a segment is sealed.", low=4 * KIB, high=GIB)
     segment_max_age_ms: int = MILLIS(HOUR_MS, "Age at which a segment is sealed.", low=100, high=365 * DAY_MS)
+    scrub_interval_ms: int = MILLIS(
+        7 * DAY_MS, "Time in which every stored checksum is compared about once. 0 disables this.", low=0,
+        high=365 * DAY_MS,
+    )  # fmt: skip
 
     cold_dir: Path | None = DIRECTORY(None, "Directory for sealed segments beyond the limits below.")
     hot_retain_segments: int = _cap(0, "Maximum sealed segments per topic in the data directory.")

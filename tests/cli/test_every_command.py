@@ -74,6 +74,7 @@ ROWS: dict[str, Row] = {
     # A server with keys: tests/cli/test_keys.py.
     **{f"key {name}": Row("--help", form=TEXT) for name in ("create", "ls", "rotate", "revoke")},
     "verify": Row("DIR/saved", "topics", form=TEXT),
+    "repair": Row("DIR/saved --from DIR/saved-copy", "0 not found", form=TEXT),
     "backup": Row("DIR/data DIR/backup-WAY", "topics", form=TEXT),
     "restore": Row("DIR/saved DIR/restored-WAY", "topics", form=TEXT),
     "replica ls": Row("file://DIR/replica", "checkpoint"),
@@ -155,6 +156,7 @@ def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
         send("PUT", f"topics/orders/consumers/old-{way}", {"seq": 1})
         cli.pipe("context", "add", f"old-{way}", "--url", server.url)
     assert cli.pipe("backup", str(directory / "data"), str(directory / "saved")).status == 0
+    assert cli.pipe("backup", str(directory / "data"), str(directory / "saved-copy")).status == 0
     return directory
 
 

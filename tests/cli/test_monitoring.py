@@ -79,6 +79,13 @@ def test_doctor_says_what_damage_means_and_how_to_repair_it() -> None:
     assert [row.level for row in doctor._check_losses({})] == ["ok"]
 
 
+def test_doctor_names_damage_that_no_reader_has_met() -> None:
+    found = doctor._check_damage({"topics_damaged_places": 2, "topics_damaged_records": {"orders": 7}})
+    assert (found.level, found.text) == ("problem", "2 damaged places in files; records at risk: orders (7)")
+    assert "topics repair" in found.fix
+    assert doctor._check_damage({"topics_damaged_places": 0}).level == "ok"
+
+
 def test_doctor_reports_problems_with_fixes(home: Cli) -> None:
     done = home.pipe(
         "doctor", "--url", "http://127.0.0.1:1", "--data-dir", "/no/such", TOPICS_PORT="70000", TOPICS_PROT="1"

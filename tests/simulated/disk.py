@@ -338,6 +338,9 @@ class SimFile:
 
         return self._disk._call("pread", self.path, work)
 
+    def pread_stored(self, size: int, at: int) -> bytes:
+        return self.pread(size, at)
+
     def try_pread(self, size: int, at: int) -> bytes | None:
         def work() -> bytes | None:
             self._check()

@@ -64,9 +64,9 @@ def test_listings_are_sorted_and_pass_over_what_is_not_ours(data: DataDir):
     assert data.snapshot_numbers() == [4, 30, 2**64 - 1]
     assert data.tails_numbers() == [4]
     assert data.topic_ids() == [7, 100]
-    assert data.segment_seqs(7) == [1, 1_000]
-    assert data.segment_seqs(100) == []
-    assert data.segment_seqs(8) == []
+    assert data.segment_paths(7) == [data.segment_path(7, 1), data.segment_path(7, 1_000)]
+    assert data.segment_paths(100) == []
+    assert data.segment_paths(8) == []
     data.close()
 
 
@@ -207,4 +207,8 @@ def test_names_that_a_killed_process_left_unsynced_are_durable_once_opened():
     reopened = DataDir(killed, ROOT)
     reopened.open()
     after = DataDir(killed.crash("lose"), ROOT)
-    assert (after.wal_numbers(), after.segment_seqs(7), after.snapshot_numbers()) == ([1], [1], [1])
+    assert (after.wal_numbers(), after.segment_paths(7), after.snapshot_numbers()) == (
+        [1],
+        [after.segment_path(7, 1)],
+        [1],
+    )

@@ -1,4 +1,4 @@
-"""`topics verify`, `topics backup`, `topics restore`: work on a data directory without a server."""
+"""`topics verify`, `topics backup`, `topics repair`, `topics restore`: work on a data directory without a server."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def register(subparsers: Subparsers) -> None:
     target = option("TARGET", "new directory, or an earlier backup to update")
     examples = "  topics backup /var/lib/topics /backup/topics       the same again updates it\n"
     _add(subparsers, "backup", run_backup, directory, target, _add_cold_dir, examples=examples)
+    directory = option("DIR", "data directory of a stopped server", dest="directory")
+    origin = option("--from SOURCE", "a backup, or the URL of a replica [TOPICS_REPLICA]", dest="source",
+                    default=os.environ.get("TOPICS_REPLICA") or None)  # fmt: skip
+    examples = "  topics repair /var/lib/topics --from /backup/topics\n"
+    _add(subparsers, "repair", run_repair, directory, origin, _add_cold_dir, examples=examples)
     source = option("SOURCE", "the backup, or the URL of a replica (TOPICS_REPLICA)")
     directory = option("DIR", "new data directory; must be empty or absent", dest="directory")
     force = option("--force", "move an existing data directory aside")
@@ -131,6 +136,35 @@ def run_backup(args: argparse.Namespace) -> int:
     with Meter("copied") as meter:
         done = copy(Fs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
     return _print_copied(done, time.monotonic() - began, args, args.target, verb="backed up")
+
+
+def run_repair(args: argparse.Namespace) -> int:
+    from topics.storage import repair
+    from topics.storage.fs import Fs
+
+    if args.source is None:
+        return fail("no source is named; add --from with a backup or the URL of a replica", EXIT_USAGE)
+    source: repair.Source
+    if "://" in args.source:
+        from topics.cli.replica import open_history
+
+        source = repair.Replica(open_history(args.source, whole=False))
+    elif (problem := _overlap(args.directory, args.source)) is not None:
+        return fail(problem, EXIT_USAGE)
+    else:
+        source = repair.Backup(Fs(), args.source)
+    done = repair.repair(Fs(), args.directory, source, cold_dir=args.cold_dir)
+    if args.json:
+        print(pretty_json(done))
+        return EXIT_DAMAGED if done.missing else EXIT_CLEAN
+    screen = Screen()
+    for text in done.ranges:
+        print(f"{screen.paint('repaired:', 'green')} {text}")
+    for text in done.missing:
+        print(f"{screen.paint('not found:', 'red')} {text}")
+    print(f"repaired {counted(len(done.ranges), 'range')} ({size(done.bytes)}), {len(done.missing)} not found")
+    print(f"next: topics verify {args.directory}")
+    return EXIT_DAMAGED if done.missing else EXIT_CLEAN
 
 
 def run_restore(args: argparse.Namespace) -> int:

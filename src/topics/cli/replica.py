@@ -62,7 +62,7 @@ def _add(verbs: Subparsers, name: str, execute: Execute, help: str, *rows: Row) 
     parser.set_defaults(execute=lambda args: guarded(execute, args))
 
 
-def _open(url: str | None, *, whole: bool) -> History:
+def open_history(url: str | None, *, whole: bool) -> History:
     """Return the replica at the URL. Raise `ReplicaError` if there is none."""
     from topics.config import parse_bucket_url
     from topics.storage.replica.bucket import BucketError, open_bucket
@@ -84,7 +84,7 @@ def _open(url: str | None, *, whole: bool) -> History:
 
 
 def _ls(args: argparse.Namespace) -> int:
-    history = _open(args.url, whole=True)
+    history = open_history(args.url, whole=True)
     numbers = sorted(history.log)[-args.limit :] if args.limit > 0 else []
     rows = []
     for number in numbers:
@@ -103,7 +103,7 @@ def _status(args: argparse.Namespace) -> int:
     from topics.storage.replica import upkeep
 
     now_ms = time.time_ns() // 1_000_000
-    found = upkeep.status(_open(args.url, whole=True), now_ms=now_ms)
+    found = upkeep.status(open_history(args.url, whole=True), now_ms=now_ms)
     _ask_writer(found)
     if args.json:
         print(pretty_json(found))
@@ -156,7 +156,7 @@ def _promote(args: argparse.Namespace) -> int:
     from topics.storage.replica import objects, upkeep
     from topics.storage.replica.bucket import BucketError
 
-    history = _open(args.url, whole=False)
+    history = open_history(args.url, whole=False)
     end, bucket = history.end(), history.bucket
     found = [one for one in upkeep.standbys(bucket) if args.to in (None, one.name)]
     found = [one for one in found if one.takes_over] or found
@@ -184,7 +184,7 @@ def _verify(args: argparse.Namespace) -> int:
     from topics.storage.replica import upkeep
 
     with Meter("checked") as meter:
-        found = upkeep.verify(_open(args.url, whole=True), progress=meter.show)
+        found = upkeep.verify(open_history(args.url, whole=True), progress=meter.show)
     if args.json:
         print(pretty_json(found))
         return EXIT_CLEAN if found.clean else EXIT_DAMAGED
@@ -203,7 +203,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from topics.storage.replica import upkeep
 
-    done = upkeep.prune(_open(args.url, whole=False), before_ms=time.time_ns() // 1_000_000 - args.keep)
+    done = upkeep.prune(open_history(args.url, whole=False), before_ms=time.time_ns() // 1_000_000 - args.keep)
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
     oldest = f"; the oldest moment is {shown_time(done.oldest_ms)}" if done.oldest_ms else ""
     print(pretty_json(done) if args.json else removed + oldest)
@@ -221,7 +221,7 @@ def run_restore(args: argparse.Namespace) -> int:
     fs, directory = Fs(), os.path.normpath(args.directory)
     number, now_ms = args.at_object, time.time_ns() // 1_000_000
     at_ms = now_ms - args.ago if args.ago is not None else args.at
-    history = _open(args.source, whole=False)
+    history = open_history(args.source, whole=False)
     if at_ms is not None:
         number = history.at_time(at_ms)
     elif number is not None and number > history.last_number:

@@ -59,6 +59,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Data directories": (
         Row("backup", "offline", "copy a data directory, also while its server runs"),
         Row("restore", "offline", "restore a backup, or a moment of a replica"),
+        Row("repair", "offline", "fetch damaged ranges from a backup or a replica"),
         Row("verify", "offline", "check every file of a data directory, without changing it"),
     ),
     "Replicas": (Row("replica", "replica", "list, check and prune the replica of a server, and promote a standby"),),

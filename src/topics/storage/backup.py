@@ -305,7 +305,7 @@ class _Copier:
             self._take_segment(topic, ref)
 
     def _has(self, topic_id: int, ref: snap.SegmentRef) -> bool:
-        path = self.target.segment_path(topic_id, ref.first)
+        path = self.target.path_of(topic_id, ref)
         return self.fs.exists(path) and read_footer(self.fs, path) == codec.Footer(*ref.footer)
 
     def _take_segment(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
@@ -339,7 +339,7 @@ class _Copier:
 
     def _read_segment(self, found: File, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> list[Problem]:
         """Return the problems of a segment. Copy it, unless the target has it or would lose records by the copy."""
-        footer, path = codec.Footer(*ref.footer), self.target.segment_path(topic.topic_id, ref.first)
+        footer, path = codec.Footer(*ref.footer), self.target.path_of(topic.topic_id, ref)
 
         def check(copied: File | None) -> list[Problem]:
             def take(at: int, data: bytes) -> None:
@@ -367,7 +367,7 @@ class _Copier:
 
     def _source_path(self, topic_id: int, ref: snap.SegmentRef) -> str:
         """Return the path of the file that the snapshot names: a second copy in the other folder may lack flags."""
-        path = self.source.segment_path(topic_id, ref.first, self.cold_dir if ref.cold else None)
+        path = self.source.path_of(topic_id, ref, self.cold_dir)
         if ref.cold and self.cold_dir is None:
             raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
         return path
@@ -380,7 +380,7 @@ class _Copier:
             footer = codec.Footer(*ref.footer)
             try:
                 marks = read_marks(self.source.fs.open(self._source_path(topic.topic_id, ref)), footer)
-                there = read_marks(self.fs.open(self.target.segment_path(topic.topic_id, ref.first)), footer)
+                there = read_marks(self.fs.open(self.target.path_of(topic.topic_id, ref)), footer)
             except FileNotFoundError as error:
                 if newest_number(self.source) != newest:
                     raise
@@ -427,10 +427,10 @@ class _Copier:
         old = [target.wal_path(n) for n in target.wal_numbers() if n < number]
         old += [target.snapshot_path(n) for n in target.snapshot_numbers() if n != number]
         old += [target.tails_path(n) for n in target.tails_numbers() if n not in tails]
-        segments = {topic.topic_id: {ref.first for ref in topic.segments} for topic in topics}
+        segments = {topic.topic_id: {target.path_of(topic.topic_id, ref) for ref in topic.segments} for topic in topics}
         for topic_id in target.topic_ids():
             named = segments.get(topic_id, set())
-            old += [target.segment_path(topic_id, seq) for seq in target.segment_seqs(topic_id) if seq not in named]
+            old += [path for path in target.segment_paths(topic_id) if path not in named]
         for path in old:
             with suppress(FileNotFoundError):
                 self.fs.unlink(path)
@@ -443,7 +443,7 @@ class _Copier:
         done.snapshot, done.log_files = snapshot.wal_number, log_files
         done.topics = len(topics)
         done.records = sum(topic.count for topic in topics)
-        paths = [self.target.segment_path(topic.topic_id, ref.first) for topic in topics for ref in topic.segments]
+        paths = [self.target.path_of(topic.topic_id, ref) for topic in topics for ref in topic.segments]
         sizes = {path: self.fs.size(path) for path in paths if self.fs.exists(path)}
         reused = [size for path, size in sizes.items() if path not in self._fresh]
         done.segments_copied, done.segments_reused = len(sizes) - len(reused), len(reused)

@@ -7,7 +7,7 @@
     wal/<number>.wal                   the log
     wal/SYNC_FAILED                    empty; a sync of the log has failed, so the log may lack what was not synced
     ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`
-    segments/<topic id>/<first seq>.seg
+    segments/<topic id>/<first seq>.seg            sealed records; rewritten n times: <first seq>-<n>.seg
     snapshots/<number>.snap            metadata and watermarks
     snapshots/<number>.tails           the records that were in no segment when that snapshot was taken
     .partial                           in place of FORMAT until the first copy of a backup is complete
@@ -26,6 +26,7 @@ from itertools import chain
 
 from topics.errors import Corrupt
 from topics.storage.fs import File, Fs
+from topics.storage.snapshot import SegmentRef
 from topics.storage.worker import INLINE, Worker, rested
 
 TEMP_SUFFIX = ".tmp"
@@ -33,6 +34,7 @@ WRITE_BYTES = 256 << 10  # takes about 0.3 ms, for which the kernel may keep the
 
 _U64_MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[0-9]{20}")
+_SEGMENT = re.compile(r"[0-9]{20}(-[1-9][0-9]*)?\.seg")
 _TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
 
 
@@ -71,19 +73,26 @@ class DataLayout:
         assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
         return posixpath.join(self.segments_dir, f"{topic_id:d}")  # `d` raises for anything but an int
 
-    def segment_path(self, topic_id: int, first_seq: int, cold_dir: str | None = None) -> str:
+    def segment_path(self, topic_id: int, first_seq: int, cold_dir: str | None = None, *, generation: int = 0) -> str:
         """Return the path of a segment: in the folder of cold segments, if one is given."""
-        hot = posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
+        name = _digits(first_seq) + (f"-{generation}.seg" if generation else ".seg")
+        hot = posixpath.join(self.topic_dir(topic_id), name)
         return hot if cold_dir is None else cold_dir + hot[len(self.segments_dir) :]
+
+    def path_of(self, topic_id: int, ref: SegmentRef, cold_dir: str | None = None) -> str:
+        """Return the path of the file that a snapshot refers to."""
+        return self.segment_path(topic_id, ref.first, cold_dir if ref.cold else None, generation=ref.generation)
 
     def topic_ids(self) -> list[int]:
         """Return the ids of the topics that have a directory, which may be empty."""
         names = self.fs.listdir(self.segments_dir)
         return sorted(int(name) for name in names if _TOPIC_ID.fullmatch(name) and int(name) <= _U64_MAX)
 
-    def segment_seqs(self, topic_id: int) -> list[int]:
-        """Return the first seq of each segment; an empty list for a topic without a directory."""
-        return self._numbers(f"segments/{topic_id}", ".seg") if self.fs.exists(self.topic_dir(topic_id)) else []
+    def segment_paths(self, topic_id: int) -> list[str]:
+        """Return the paths of the segments, in ascending order; an empty list for a topic without a directory."""
+        folder = self.topic_dir(topic_id)
+        names = self.fs.listdir(folder) if self.fs.exists(folder) else []
+        return [posixpath.join(folder, name) for name in names if _SEGMENT.fullmatch(name)]
 
     # Changes
 

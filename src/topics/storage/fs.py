@@ -304,6 +304,12 @@ class File:
             data += more
         return data
 
+    def pread_stored(self, size: int, at: int) -> bytes:
+        """Return what `pread` returns, from the disk even if the page cache has it, where the system allows that."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, at, size, os.POSIX_FADV_DONTNEED)
+        return self.pread(size, at)
+
     def lend(self, size: int, at: int) -> memoryview | None:
         """Return the bytes in mapped memory, or None if that is impossible. Only system calls may read them."""
         mapped = self._mapped

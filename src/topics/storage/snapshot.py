@@ -59,6 +59,11 @@ class SegmentRef(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     cold: bool = False
     pending: bytes = b""
 
+    @property
+    def generation(self) -> int:
+        """How often the segment was rewritten: a part of the name of its file."""
+        return self.footer[0] >> 8
+
 
 class TailRef(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """The records of a topic that has too few for a file of its own."""

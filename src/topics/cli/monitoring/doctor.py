@@ -38,7 +38,8 @@ LOSSES = {
     "corrupt": (
         "problem",
         "damaged files lost records of",
-        "stop the server, and run `topics verify DIR`: it names the files. Restore them from a backup or the replica",
+        "stop the server, and run `topics verify DIR`: it names the files. "
+        "`topics repair DIR --from BACKUP` fetches what no reader has met yet",
     ),
 }
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "red")}
@@ -130,6 +131,7 @@ def _check_limits(call: Call) -> Iterator[Finding]:
     fix = "raise TOPICS_MAX_CONNECTIONS and `ulimit -n` of the server"
     text = f"{used:,} of {most:,} connections"
     yield _warning_if(bool(most) and used > most * (1 - LOW_SHARE), "connections", text, fix)
+    yield _check_damage(metrics)
     yield from _check_losses(metrics)
     yield from _check_queues(metrics, call)
     if "topics_replica_term" in metrics:  # a server that another one has taken over is not ready, and says so
@@ -137,6 +139,17 @@ def _check_limits(call: Call) -> Iterator[Finding]:
         text = f"standby, {text}" if "topics_replica_standby" in metrics else text
         fix = "check the bucket: GET /v0/ready has the last failure"
         yield _warning_if(bool(metrics["topics_replica_away"]), "replica", text, fix)
+
+
+def _check_damage(metrics: Mapping[str, Any]) -> Finding:
+    """Report damage that no reader has met yet."""
+    places, topics = metrics.get("topics_damaged_places", 0), metrics.get("topics_damaged_records") or {}
+    if not places:
+        return Finding("damage", "ok", "the scrub has found no damaged file")
+    names = ", ".join(f"{name} ({topics[name]:,})" for name in sorted(topics, key=lambda name: -topics[name])[:3])
+    text = f"{counted(places, 'damaged place')} in files; records at risk: {names or 'none'}"
+    fix = "stop the server and run `topics repair DIR --from BACKUP`; log lines `damage_found` name the files"
+    return Finding("damage", "problem", text, fix)
 
 
 def _check_losses(metrics: Mapping[str, Any]) -> Iterator[Finding]:

@@ -76,10 +76,7 @@ def restore_topic(
     read_tail: Callable[[snap.TailRef], bytes],
 ) -> Topic:
     _check_cold(datadir, found, cold_dir)
-    sealed = [
-        SealedSegment.of(caches, datadir.segment_path(found.topic_id, ref.first, cold_dir if ref.cold else None), ref)
-        for ref in found.segments
-    ]
+    sealed = [SealedSegment.of(caches, datadir.path_of(found.topic_id, ref, cold_dir), ref) for ref in found.segments]
     tail: MemorySegment | None = None
     failed: Exception | None = None
     harmless: list[str] = []

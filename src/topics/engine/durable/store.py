@@ -73,7 +73,7 @@ class Store:
         self.retries = Retries(clock)
         self._log_replaced = False  # by the last snapshot: nothing was logged after it
         self.commits: Commits | None = None
-        self._worker = worker
+        self.worker = worker
         self._runner = runner or run_inline
         self._clock = clock
         self._cold_dir = cold_dir
@@ -132,12 +132,12 @@ class Store:
                     # The snapshot still names the files of segments that have moved since.
                     recovery.remove_orphans(self.dir, self.state, {*self.caches.retired}, self._cold_dir)
 
-        worker, self._worker = self._worker, INLINE
+        worker, self.worker = self.worker, INLINE
         runner, self._runner = self._runner, run_inline
         try:
             self._snapshot(found.next_number, done, clean=False, notes=self.wal.ledger.open(found.next_number))
         finally:
-            self._worker, self._runner = worker, runner
+            self.worker, self._runner = worker, runner
 
     def save_followed(self, number: int, done: Done, *, clean: bool = False) -> None:
         """Take a snapshot of a state that follows another server, at the beginning of log file `number`."""
@@ -167,7 +167,7 @@ class Store:
             if error is not None:
                 reserved(error)
             else:
-                self._submit(lambda: room.reserve(self.wal.number), reserved)
+                self.submit(lambda: room.reserve(self.wal.number), reserved)
 
         self._run(room.steps(), measured)
         return True
@@ -272,7 +272,7 @@ class Store:
         pending: dict[int, dict[int, bytes]] = {}  # marks that segment files lack, by topic id and first seq
 
         def work() -> None:
-            number, worker = head.wal_number, self._worker
+            number, worker = head.wal_number, self.worker
             for name, encode in tables.items():
                 if encode is not None:
                     head.extra[name] = msgspec.Raw(b"".join(rested(worker, encode())))
@@ -327,7 +327,7 @@ class Store:
             self._installed(head.wal_number, tails, pending, retired)
             done(None)
 
-        self._submit(work, written)
+        self.submit(work, written)
 
     def _failed(self, error: Exception, retired: list[str], done: Done, *, rotated: bool = True) -> None:
         self.is_snapshotting = False
@@ -343,8 +343,8 @@ class Store:
         else:
             then()
 
-    def _submit(self, work: Callable[[], None], finished: Done) -> None:
-        self._worker.submit(work, self._counted(finished))
+    def submit(self, work: Callable[[], None], finished: Done) -> None:
+        self.worker.submit(work, self._counted(finished))
 
     def _run(self, steps: Steps[None], finished: Done) -> None:
         self._runner(steps, self._counted(finished))
@@ -389,7 +389,7 @@ class Store:
             else:
                 log.error("seal_failed", topic=topic.name, first_seq=segment.first, reason=str(error))
 
-        self._submit(work, finished)
+        self.submit(work, finished)
 
     def _adopt(self, topic_id: int, segment: MemorySegment, path: str, footer: codec.Footer) -> None:
         """Serve the segment from its file from now on, if its topic still has it."""
@@ -407,15 +407,15 @@ class Store:
     # --- on the worker
 
     def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
-        parts = frozen.encode(topic_id, epoch, self._worker)
+        parts = frozen.encode(topic_id, epoch, self.worker)
         if topic_id not in self._topic_dirs:
             self.fs.mkdir(self.dir.topic_dir(topic_id))
             self.fs.sync_dir(self.dir.segments_dir)  # also if it was there: it may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
-        self.dir.write_file(path, parts, self._worker)
+        self.dir.write_file(path, parts, self.worker)
         size = sum(map(len, parts))
-        return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
+        return path, codec.decode_footer(bytes(parts[-1]), path=path, file_bytes=size)
 
     # --- after a snapshot
 
@@ -439,7 +439,7 @@ class Store:
         def work() -> None:
             if self.replica is not None:
                 reports.append(self.replica.read_checkpoint(number))
-            for one in rested(self._worker, list(saves)):
+            for one in rested(self.worker, list(saves)):
                 try:
                     one[2]()
                 except FileNotFoundError as error:  # the next snapshot has the marks, too, or the loss of the segment
@@ -461,7 +461,7 @@ class Store:
             else:
                 self._move_cold()
 
-        self._submit(work, finished)
+        self.submit(work, finished)
 
     def _move_cold(self) -> None:
         """Copy the oldest sealed segments of topics that keep too much to the cold folder, and read them there from
@@ -478,19 +478,21 @@ class Store:
                 kept = sum(size_bytes <= self._hot_bytes for size_bytes in sizes) if self._hot_bytes else len(hot)
                 kept = min(kept, self._hot_segments) if self._hot_segments else kept  # the newest ones
                 for segment in hot[: len(hot) - kept]:
-                    target = self.dir.segment_path(topic.topic_id, segment.first, self._cold_dir)
+                    target = self.dir.segment_path(
+                        topic.topic_id, segment.first, self._cold_dir, generation=segment.footer.generation
+                    )
                     moves.append((topic, segment, target))
                 yield None
 
         def found(error: Exception | None) -> None:
             self.is_snapshotting = False
             if moves and error is None:
-                self._submit(work, finished)
+                self.submit(work, finished)
             self.save()
 
         def work() -> None:
             for _, segment, target in moves:
-                self.dir.copy_file(segment.path, target, self._worker)
+                self.dir.copy_file(segment.path, target, self.worker)
 
         def finished(error: Exception | None) -> None:
             if error is not None:
@@ -512,7 +514,7 @@ class Store:
         old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < self._ledger_number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
         retired, self._kept = [*self._kept, *retired], []
-        for path in rested(self._worker, [*old, *retired]):
+        for path in rested(self.worker, [*old, *retired]):
             if self.replica is not None and self.replica.holds(path):
                 if path not in old:
                     self._kept.append(path)

@@ -141,7 +141,7 @@ class _Verifier:
         found += [self.dir.tails_path(number) for number in self.dir.tails_numbers()]
         found += [self.dir.ledger_path(number) for number in self.dir.ledger_numbers()]
         for topic_id in self.dir.topic_ids():
-            found += [self.dir.segment_path(topic_id, first) for first in self.dir.segment_seqs(topic_id)]
+            found += self.dir.segment_paths(topic_id)
         return found
 
     def _left_over(self) -> None:
@@ -187,7 +187,7 @@ class _Verifier:
             self._named.add(self.dir.tails_path(found.tail.tails))
 
     def _sealed(self, found: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
-        path = self.dir.segment_path(found.topic_id, ref.first, self.cold_dir if ref.cold else None)
+        path = self.dir.path_of(found.topic_id, ref, self.cold_dir)
         self._named.add(path)
         if ref.cold and self.cold_dir is None:
             self.report.notes.append(f"{path}: in the cold folder, and not checked; name that folder with --cold-dir")

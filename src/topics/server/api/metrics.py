@@ -47,6 +47,7 @@ CONSUMERS_PER_STEP = 200
 SAMPLES_PER_STEP = 500
 _encode = msgspec.json.encode
 
+DAMAGED_TOPICS = 100
 OTHERS = "(others)"  # no topic can have this name
 KEEPS_MS = 3_600_000
 # Metrics of topics that can be added up, and the value of a topic.
@@ -231,6 +232,22 @@ def _wal(storage: Storage | None) -> Iterator[Metric]:
             ("topics_checkpoint_age_seconds", "Time since the last checkpoint, or the start.",
              storage.checkpoint_age_ms / 1000),
         )  # fmt: skip
+        scrub, damage = storage.scrub, storage.scrub.damage()
+        yield from _rows(
+            ("topics_scrub_bytes_total", "Bytes that the scrub has compared with their checksums.", scrub.bytes_total),
+            ("topics_scrub_rounds_total", "Rounds of the scrub over the whole directory.", scrub.rounds_total),
+            ("topics_scrub_round_age_seconds", "Time since the last round ended, or the start.",
+             (storage.now_ms - scrub.round_ended_ms) / 1000),
+            ("topics_damaged_places", "Damaged places in files that the scrub has found.", len(damage)),
+        )  # fmt: skip
+        records: dict[str, float] = {}
+        for one in damage:
+            if one.place.topic is not None:
+                name = one.place.topic.name
+                records[name] = records.get(name, 0) + one.last_seq - one.first_seq + 1
+        worst = dict(nlargest(DAMAGED_TOPICS, records.items(), key=itemgetter(1)))
+        about = "Records that a reader will lose to damage that the scrub has found, up to 100 topics."
+        yield _labelled("topics_damaged_records", about, "topic", worst)
         with suppress(OSError):
             free_bytes = store.fs.free_bytes(store.dir.root)
             yield from _rows(("topics_disk_free_bytes", "Space that is left for the data directory.", free_bytes))

@@ -16,6 +16,7 @@ from topics.config import Settings
 from topics.engine.delays import GATHER_TURNS
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.recovery import Recovered
+from topics.engine.durable.scrub import Scrub
 from topics.engine.durable.store import Store
 from topics.engine.engine import Engine
 from topics.engine.state.topics import State
@@ -151,6 +152,7 @@ class Storage:
             hot_segments=settings.hot_retain_segments, hot_bytes=settings.hot_retain_bytes,
             open_files=os_limits.descriptors().segment_files, runner=self._run,
         )  # fmt: skip
+        self.scrub = Scrub(self.store, clock, settings.scrub_interval_ms)
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False  # whether the timer is set for `IDLE_TICK_MS`
         self._closing = False
@@ -278,6 +280,7 @@ class Storage:
         if due and (self.wal.prepare() or self._grown_bytes() >= overdue_bytes):
             self.store.checkpoint()
         self.store.save()
+        self.scrub.tick()
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
         self._is_idle = self.wal.idle and self.store.is_idle and not due
         idle_ms = min(IDLE_TICK_MS, self._settings.checkpoint_interval_ms) if self._is_idle else 0
@@ -303,6 +306,10 @@ class Storage:
         if grown >= self._settings.checkpoint_wal_bytes:
             return True
         return grown > 0 and self.checkpoint_age_ms >= self._settings.checkpoint_interval_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
 
     @property
     def checkpoint_age_ms(self) -> int:

@@ -101,6 +101,13 @@ class Bucket:
         except Exception as error:
             raise _failure(self.url, error) from error
 
+    def get_range(self, name: str, size: int, at: int) -> bytes:
+        """Return a part of an object."""
+        try:
+            return bytes(self._obs.get_range(self._store, name, start=at, length=size))
+        except Exception as error:
+            raise _failure(self.url, error) from error
+
     def ls(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """Return the objects whose names begin with `prefix`, in any order; only those behind `after`, if given."""
         try:

@@ -56,7 +56,7 @@ def read_checkpoint(datadir: DataDir, number: int, *, cold_dir: str | None) -> L
         if topic.tail is not None:
             tails.add(topic.tail.tails)
         for ref in topic.segments:
-            inside = datadir.segment_path(topic.topic_id, ref.first)
+            inside = datadir.segment_path(topic.topic_id, ref.first, generation=ref.generation)
             source = inside
             if ref.cold and cold_dir is not None:
                 source = cold_dir + inside[len(datadir.segments_dir) :]

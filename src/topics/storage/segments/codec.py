@@ -13,7 +13,8 @@ The three flag values differ from each other in four bits or more, so one flippe
 Footer, little-endian:
 
     0    4    version      u32, 1
-    4    4    sections     u32; bit i set where index section i is there
+    4    4    sections     u32; bit i set where index section i is there. Bits 8 and up: how often the run was
+                           rewritten without its removed records, which have no bytes of data since then
     8    8    topic id     u64
     16   8    epoch        u64
     24   8    first        u64; seq of the first record
@@ -63,6 +64,7 @@ HEADER_BYTES = 8
 CHUNK_BYTES = 64 << 10
 LIVE, DELETED, LOST = 0xA5, 0x5A, 0x3C
 
+_GENERATION_BIT = 8
 _FOOTER = struct.Struct("<IIQQQQQQQQQ8sQ")
 FOOTER_BYTES = _FOOTER.size + 8
 _FLAG_TO_DISK = bytes([LIVE, DELETED, LOST])
@@ -88,6 +90,10 @@ class Footer(NamedTuple):
     index_sum: int
 
     @property
+    def generation(self) -> int:
+        return self.sections >> _GENERATION_BIT
+
+    @property
     def chunks(self) -> int:
         return -(-self.data_bytes // CHUNK_BYTES)
 
@@ -111,6 +117,7 @@ def encode(
     *,
     topic_id: int,
     epoch: int,
+    generation: int = 0,
     worker: Worker = INLINE,
 ) -> list[bytes | memoryview]:
     """Return the whole file in pieces, to be written one after the other. `rendered` is not copied.
@@ -122,10 +129,9 @@ def encode(
     chunks = rested(worker, (data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)))
     sums = b"".join(sum64(chunk).to_bytes(8, "little") for chunk in chunks)
     sections, index = _encode_index(columns)
-    flags = bytes([LIVE]) * count if deleted is None else bytes(deleted).translate(_FLAG_TO_DISK.ljust(256, b"\0"))
-    footer = _FOOTER.pack(
-        VERSION,
-        sections,
+    flags = bytes([LIVE]) * count if deleted is None else encode_flags(deleted)
+    footer = Footer(
+        sections | generation << _GENERATION_BIT,
         topic_id,
         epoch,
         columns.first,
@@ -135,8 +141,6 @@ def encode(
         len(data),
         len(index),
         sum64(sums + index),
-        END_MAGIC,
-        count,
     )
     return [
         MAGIC,
@@ -144,9 +148,17 @@ def encode(
         sums,
         index,
         flags,
-        footer,
-        sum64(footer).to_bytes(8, "little"),
+        encode_footer(footer),
     ]
+
+
+def encode_footer(footer: Footer) -> bytes:
+    packed = _FOOTER.pack(VERSION, *footer, END_MAGIC, footer.count)
+    return packed + sum64(packed).to_bytes(8, "little")
+
+
+def encode_flags(marks: bytes | bytearray) -> bytes:
+    return bytes(marks).translate(_FLAG_TO_DISK.ljust(256, b"\0"))
 
 
 def decode_footer(tail: bytes, *, path: str, file_bytes: int) -> Footer:
