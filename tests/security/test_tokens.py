@@ -4,6 +4,8 @@ import asyncio
 import base64
 import json
 import os
+import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -379,6 +381,17 @@ def test_no_token_or_secret_is_in_logs_metrics_or_the_process_list(process: Serv
         assert SECRET not in text
         assert parts(one)[2] not in text
     assert "topics_auth_failures_total" in texts[1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="needs /proc")
+@pytest.mark.parametrize("keys", ["root", ""])
+def test_server_with_keys_writes_no_core_file(start_server: StartServer, keys: str):
+    if not resource.getrlimit(resource.RLIMIT_CORE)[1]:
+        pytest.skip("no process of this machine may write a core file")
+    running = start_server(ulimit="-S -c $(ulimit -H -c)", **({"api_keys": keys} if keys else {}))
+    limits = Path(f"/proc/{running.process.pid}/limits").read_text()
+    [allowed] = re.findall(r"Max core file size +(\w+)", limits)
+    assert (allowed == "0") is bool(keys)
 
 
 def test_changed_files_of_keys_are_read_without_a_signal(start_server: StartServer, tmp_path: Path):

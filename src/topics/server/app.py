@@ -78,7 +78,7 @@ class TopicsApp:
         self.failures = Failures(clock, settings.max_auth_failures)
         guard = None
         if self.keys.callers:
-            guard = Guard(routes, self.keys, self.quotas, self.failures, probe_auth=settings.probe_auth)
+            guard = Guard(routes, self.keys, self.quotas, self.failures, clock, probe_auth=settings.probe_auth)
         self.requests = RequestHandler(routes, guard, self.budget, self.startup)
         self.admit = self.requests.admit
         self.handle = self.requests.handle

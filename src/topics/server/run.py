@@ -89,6 +89,8 @@ async def _serve(settings: Settings, build: Build) -> int:
     reload = partial(_reload, settings, certificate, app.keys)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
     KeyUpkeep(loop, settings, app.keys)
+    if settings.key_rules():
+        os_limits.forbid_core_files()
     if early_signals.hangups:
         reload()
     served: App = app

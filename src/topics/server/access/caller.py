@@ -16,10 +16,12 @@ from topics.errors import Code, TopicsError
 from topics.keys import END, Rights
 from topics.model.records import WriteRequest
 from topics.server.access.operations import AUTHENTICATE, CONNECT_SOCKET, OPERATIONS, PING, Operation, Scope
-from topics.server.limits.budget import MemoryBudget, check_room, throttled
+from topics.server.http.messages import Response, body_bytes
+from topics.server.limits.budget import SMALL_BYTES, MemoryBudget, check_room, throttled
 
 ALL = Rights()
 SECOND_NS = 1_000_000_000
+NO_LIMIT = 1 << 62
 
 
 class Revocable(Protocol):
@@ -45,6 +47,8 @@ class Caller:
     used_ms: int = 0
     ended: str = ""  # why it has no rights any more
     full_ns: int = 0  # when the bucket of its requests is full again
+    changes: int = 0  # of its rights and secrets: what was decided before the last one does not hold
+    rotated_ms: int = 0  # when the last of its older secrets ends
     scopes: Scope = field(init=False)
     prefixes: tuple[str, ...] = field(init=False)  # see `Rights.covering`
     # Operations that the rights allow. Testing flags per request takes ten times longer than this set.
@@ -69,9 +73,17 @@ class Caller:
             assert self.inflight > 0, "a request ended twice"
             self.inflight -= 1
 
+    def answered(self, response: Response | None) -> None:
+        """Uncount a request now, or when a large answer has been sent: the client may not read it."""
+        if response is None or body_bytes(response.body) <= SMALL_BYTES:
+            self.end_request()
+        else:
+            response.sent = self.end_request
+
     def end(self, reason: str) -> None:
         """Take all rights, and end the streams."""
         self.ended, self.operations = reason, frozenset()
+        self.changes += 1
         for slot in list(self.slots):
             if slot.stream is not None:
                 slot.stream.revoke(reason)
@@ -186,7 +198,7 @@ class Quotas:
         self._clock = clock
         self._streams = settings.max_sse_connections
         self._streams_per_key = settings.max_sse_connections_per_key
-        self._inflight_per_key = settings.max_inflight_per_key
+        self._inflight_per_key = settings.max_inflight_per_key or NO_LIMIT
 
     def open_stream(self, caller: Caller) -> Slot:
         """Take a slot for a long-lived connection. Raise `throttled` if there is none."""
@@ -195,6 +207,9 @@ class Quotas:
         self.check_stream(caller)
         self.streams += 1
         return Slot(self, caller)
+
+    def most_inflight(self, caller: Caller) -> int:
+        return min(self._inflight_per_key, caller.rights.max_inflight or NO_LIMIT)
 
     def check_stream(self, caller: Caller) -> None:
         if caller.counted:
@@ -205,7 +220,7 @@ class Quotas:
         """Count a request of a key, or raise `throttled`. `Caller.end_request` must follow however it ends."""
         if not caller.counted:
             return
-        if self._inflight_per_key and caller.inflight >= self._inflight_per_key:
+        if caller.inflight >= self._inflight_per_key:
             raise throttled("max_inflight_per_key", self._inflight_per_key)
         rights = caller.rights
         if rights.max_inflight and caller.inflight >= rights.max_inflight:

@@ -63,6 +63,8 @@ class KeyRing:
             alike = before is not None and (before.id, before.rights) == (row.id, row.rights)
             caller = before if alike and before else Caller(name, row.rights, counted=True, id=row.id)
             caller.expires_ms = row.expires_ms
+            caller.rotated_ms = max((ends for _, ends in row.digests if ends is not None), default=0)
+            caller.changes += 1
             self.stored[name] = caller
             self._by_digest |= {digest: (caller, ends) for digest, ends in row.digests}
             before = None if alike else before

@@ -7,10 +7,9 @@ A server without keys has no guard, but `protected` routes: a browser sends a GE
 without asking the server first. Such a request is refused where the operation changes something.
 """
 
-from functools import partial
+from msgspec import Struct, structs
 
-from msgspec import structs
-
+from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, UNKNOWN, Caller, Quotas, admit, authorise
@@ -20,21 +19,35 @@ from topics.server.access.operations import CONNECT_SOCKET
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
 from topics.server.api.services import Services
 from topics.server.http.browser_origin import Pages, bearer_protocol, offers_protocol
-from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
-from topics.server.limits.budget import SMALL_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES
 
 BEARER = b"bearer "
+DECIDED_MS = 50  # so long a decision may outlast what no change reports: a clock that is set, a limit of failures
 NAME_PARTS = ("topic", "router", "schedule")  # path parameters that the prefixes of a key must cover
+
+
+class Decision(Struct, gc=False):
+    """A caller and a route that requests with one head have, until the caller changes or the time is over."""
+
+    caller: Caller
+    route: Route
+    params: dict[str, str]
+    changes: int  # of the caller
+    until_ns: int  # by `perf_counter_ns`
+    most_inflight: int
+    has_names: bool  # the body may have names, which its prefixes must cover
 
 
 class Guard:
     def __init__(
-        self, routes: RouteTable, keys: KeyRing, quotas: Quotas, failures: Failures, *, probe_auth: bool
+        self, routes: RouteTable, keys: KeyRing, quotas: Quotas, failures: Failures, clock: Clock, *, probe_auth: bool
     ) -> None:
         self._routes = routes
         self._keys = keys
         self._failures = failures
+        self._clock = clock
         self.quotas = quotas
         self._probe_auth = probe_auth
 
@@ -61,6 +74,17 @@ class Guard:
             if route.decode is not None and call.wanted is None:
                 call.wanted = call.body()
             authorise(engine, call.caller, route.operation, *targets_of(call), wanted=call.wanted)
+
+    def decide(self, call: Call) -> Decision | None:
+        """Return what an admitted call has found, for requests with the same head; None if each must be looked at."""
+        caller, now_ms = call.caller, self._clock.now_ms()
+        has_names = bool(caller.prefixes and call.route.operation.names)
+        if not caller.counted or caller.rights.rate or (has_names and len(call.request.body) > LARGE_BYTES):
+            return None
+        ends = [one - now_ms for one in (caller.expires_ms, caller.rotated_ms) if one and one > now_ms]
+        until_ns = call.request.started_ns + min([DECIDED_MS, *ends]) * 1_000_000
+        most = self.quotas.most_inflight(caller)
+        return Decision(caller, call.route, call.params, caller.changes, until_ns, most, has_names)
 
     def _authenticate(self, request: Request, route: Route | None) -> Caller:
         secret = _secret(request, route)
@@ -90,9 +114,9 @@ class Guard:
         if not caller.counted:
             return
         if isinstance(answer, Deferred):
-            answer.when_over(partial(_count_until_sent, caller))
+            answer.when_over(caller.answered)
         elif isinstance(answer, Response):
-            _count_until_sent(caller, answer)
+            caller.answered(answer)
         else:
             caller.end_request()
 
@@ -108,14 +132,6 @@ def check_origin(caller: Caller, request: Request) -> None:
 
 def targets_of(call: Call) -> list[str]:
     return [name for part, name in call.params.items() if part in NAME_PARTS]
-
-
-def _count_until_sent(caller: Caller, response: Response | None) -> None:
-    """Uncount a request now, or when a large answer has been sent: the client may not read it."""
-    if response is None or body_bytes(response.body) <= SMALL_BYTES:
-        caller.end_request()
-    else:
-        response.sent = caller.end_request
 
 
 def _secret(request: Request, route: Route | None) -> bytes | None:

@@ -8,7 +8,7 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import CHANGES, Scope
 from topics.server.access.suggestions import with_near_names
-from topics.server.api.guard import Guard
+from topics.server.api.guard import Decision, Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
@@ -104,27 +104,57 @@ class RequestHandler:
         return answer
 
     def answer(self, request: Request) -> Answer:
-        """Admit and handle a complete request. The fast path: without keys no request is counted."""
+        """Admit and handle a complete request. The fast path: route and caller are known, or there are no keys."""
         if not self.direct:
-            refused = self.admit(request, len(request.body))
-            return self.handle(request) if refused is None else refused
+            return self._answer_new(request)
+        guard, call = self.guard, None
+        if guard is not None:
+            found: Decision | None = None if request.memo is None else request.memo.found
+            if found is None or request.started_ns >= found.until_ns:
+                return self._answer_new(request)
+            caller = found.caller
+            if caller.changes != found.changes or caller.inflight >= found.most_inflight:
+                return self._answer_new(request)
+            caller.inflight += 1
+            call = Call(request, found.route, found.params, caller)
         try:
-            known = self.routes.known.get(request.path)
-            if known is not None and (route := known[0].get(request.method)) is not None:
-                call = Call(request, route, known[1], ANYONE)
-            else:
-                call = self.routes.find(request)
-                call.caller = ANYONE
+            if call is None:
+                known = self.routes.known.get(request.path)
+                if known is not None and (route := known[0].get(request.method)) is not None:
+                    call = Call(request, route, known[1], ANYONE)
+                else:
+                    call = self.routes.find(request)
+                    call.caller = ANYONE
+            elif guard is not None and found is not None and found.has_names:
+                guard.authorise(self._services.engine, call)
             if request.body and request.headers.get(b"content-type") != JSON_TYPE:
                 _check_type(request)
             if request.query and (call.route, request.query) not in self._known_queries:
                 self._check_query(call)
             answer = call.route.handler(self._services, call)
-            return answer if call.warnings is None else with_warnings(call, answer)
+            if call.warnings is not None:
+                answer = with_warnings(call, answer)
         except TopicsError as error:
-            return self._refused(error, request, None)
+            answer = self._refused(error, request, call)
         except Cold:
-            return self._serve_later(call)
+            assert call is not None, "a path is found without the disk"
+            answer = self._serve_later(call)
+        except BaseException:
+            if call is not None:
+                call.caller.end_request()
+            raise
+        if guard is not None and call is not None:
+            guard.end_with(call.caller, answer)
+        return answer
+
+    def _answer_new(self, request: Request) -> Answer:
+        """Admit and handle a request. What was decided about it counts for the next ones with its head."""
+        refused = self.admit(request, len(request.body))
+        if refused is not None:
+            return refused
+        if self.guard is not None and request.memo is not None:
+            request.memo.found = self.guard.decide(request.context)
+        return self.handle(request)
 
     def _refused(self, error: TopicsError, request: Request, call: Call | None) -> Response:
         """Return the answer to a request that failed, with the names that it may have meant."""
@@ -140,8 +170,8 @@ class RequestHandler:
             call.caller.end_request()
 
     def _choose_path(self) -> None:
-        """Allow the fast path if nothing but the route of a request must be checked."""
-        self.direct = self.guard is None and self._recovered and not self._budget.full
+        """Allow the fast path if nothing but the route and the caller of a request must be checked."""
+        self.direct = self._recovered and not self._budget.full
         self.direct = self.direct and not self._replaying and not self._follows and not self._fenced
 
     def _serve(self, call: Call) -> Answer:

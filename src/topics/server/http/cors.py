@@ -50,6 +50,12 @@ class CorsApp(App):
             answer.head = self._marked(answer.head, request)
         return answer
 
+    def answer(self, request: Request) -> Answer:
+        """Leave a POST of a program to the application: no cache keeps its answer, so it needs no `Vary`."""
+        if request.method == "POST" and b"origin" not in request.headers:
+            return self._app.answer(request)
+        return super().answer(request)
+
     def abandon(self, request: Request) -> None:
         self._app.abandon(request)
 

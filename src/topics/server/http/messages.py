@@ -35,6 +35,12 @@ def weighted(field: bytes, *, malformed: float) -> list[tuple[bytes, float]]:
     return found
 
 
+class Memo(msgspec.Struct, eq=False, gc=False):
+    """What the application has found for one head with a credential, on one connection that repeats it."""
+
+    found: Any = None
+
+
 class Request(msgspec.Struct, gc=False):
     """One request. Requests with equal heads share one `headers`: it must not be changed."""
 
@@ -47,6 +53,7 @@ class Request(msgspec.Struct, gc=False):
     started_ns: int  # perf_counter_ns when the head was complete
     context: Any = None  # set by the application: what `admit` found (route, key), for `handle`
     waited_ns: int = 0  # of the time since `started_ns`: the part in which the client let the server wait
+    memo: Memo | None = None
 
 
 class Response(msgspec.Struct, gc=False):

@@ -59,6 +59,12 @@ def raise_descriptor_limit() -> None:
             return
 
 
+def forbid_core_files() -> None:
+    """Let a crash write no core file: it would have the keys that sign tokens, and secrets of clients."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+
+
 def memory_bytes(root: Path = Path("/")) -> int:
     """Return the memory this process may use: the smallest limit of machine, cgroup (v1 and v2) and address space."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limits(root)]

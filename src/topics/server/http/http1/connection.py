@@ -17,17 +17,19 @@ from topics.server.http.http1 import pipeline_state as states
 from topics.server.http.http1.pipeline import Pipeline, Wait
 from topics.server.http.http1.pipeline_state import AWAITING, CLOSED, IDLE, STREAMING
 from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade
+from topics.server.http.request.head import Known
 from topics.server.limits.budget import BODIES, SMALL_BYTES
 
 # Below it one joined write is cheaper than passing two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
 JOIN_BYTES = 16 * 1024
+MAX_OWN, MAX_OWN_BYTES = 4, 1024  # heads with credentials: up to 10 KiB, which the flat charge of a connection covers
 _perf_counter_ns = time.perf_counter_ns
 
 
 class Connection(ExchangeConnection[Exchange]):
     __slots__ = (
-        "_answer", "_answers", "_entered", "_known", "_late", "_prefixes", "_pumping", "_seen",
+        "_answer", "_answers", "_entered", "_known", "_late", "_own", "_prefixes", "_pumping", "_seen",
         "_seen_at", "_sink", "_turn", "_usual", "_written_bytes", "opening", "peer", "pipeline",
     )  # fmt: skip
 
@@ -38,6 +40,7 @@ class Connection(ExchangeConnection[Exchange]):
         self._answer = server.answer
         self._prefixes, self._usual = server.answers.prefixes, server.answers.usual
         self._answers, self._known = server.answers, server.heads.known
+        self._own: dict[bytes, Known] = {}  # the last heads with credentials
         self._written_bytes = 0  # written while the transport was above its high-water mark
         self.opening: bytes | None = b""  # what may be a preface of HTTP/2; None once it is HTTP/1.1
         self.peer = ""
@@ -114,13 +117,13 @@ class Connection(ExchangeConnection[Exchange]):
             self._receive(data)
             return
         head, blank, body = data.partition(b"\r\n\r\n")
-        known = self._known.get(head) or self._server.heads.compose(head)
+        known = self._known.get(head) or self._own.get(head) or self._compose(head)
         if known is None or not blank or len(body) != known[4]:
             self._receive(data)
             return
-        method, path, query, headers, _, may_gzip = known
+        method, path, query, headers, _, may_gzip, memo = known
         pipeline.served += 1
-        request = Request(method, path, query, headers, body, self.peer, _perf_counter_ns())
+        request = Request(method, path, query, headers, body, self.peer, _perf_counter_ns(), memo=memo)
         try:
             answer = self._answer(request)
         except Exception as error:
@@ -140,6 +143,15 @@ class Connection(ExchangeConnection[Exchange]):
             return
         self.take(pipeline.adopt(request, may_gzip=may_gzip), answer)
         self.proceed()
+
+    def _compose(self, head: bytes) -> Known | None:
+        """Return a head that is made of known parts. One with a credential is remembered on this connection alone."""
+        known = self._server.heads.compose(head)
+        if known is not None and known[6] is not None and len(head) <= MAX_OWN_BYTES:
+            if len(self._own) >= MAX_OWN:
+                self._own.clear()
+            self._own[head] = known
+        return known
 
     def _late_answered(self, response: Response) -> None:
         late, self._late = self._late, None
@@ -359,7 +371,9 @@ class Connection(ExchangeConnection[Exchange]):
         seen = unsent_bytes if wait is Wait.READ else (wait, self.served)
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
-        elif (now - self._seen_at) * 1000 > limit_ms:
+            return
+        self._own.clear()
+        if (now - self._seen_at) * 1000 > limit_ms:
             self._adopt_late()
             pipeline.time_out(wait)
             self.proceed()

@@ -4,7 +4,7 @@ A client sends the same few request lines and, but for `content-length`, the sam
 that was seen before costs one dictionary lookup instead of a parser run with a Python call for each field. Header
 blocks are also cached apart from request lines, so that a known client's first request for a new path is found too. The
 meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such heads
-are cached. Credentials are never cached.
+are cached. Credentials are never in this cache: a connection remembers its own, until its client is quiet.
 """
 
 import re
@@ -15,7 +15,7 @@ import msgspec
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import Request, weighted
+from topics.server.http.messages import Memo, Request, weighted
 
 
 def accepts_gzip(accept_encoding: bytes | None) -> bool:
@@ -33,7 +33,8 @@ def accepts_gzip(accept_encoding: bytes | None) -> bool:
 
 
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
-Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block
+# Method, path, query, and its block; a memo if the head has a credential.
+Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool, Memo | None]
 
 # Bounds of the cache: 8 MiB of heads, 4 MiB of header blocks. A full part is emptied.
 MAX_HEADS, MAX_HEAD_BYTES = 16_384, 512
@@ -164,7 +165,7 @@ class HeadCache:
         if match is None:
             return None
         path, _, query = match[2].partition(b"?")
-        known = (match[1].decode(), path, query, *block)
+        known = (match[1].decode(), path, query, *block, None)
         if len(raw) <= MAX_HEAD_BYTES and b"token" not in unquote_to_bytes(query):
             if len(self.known) >= MAX_HEADS:
                 self.known.clear()
@@ -184,8 +185,8 @@ class HeadCache:
             known = self.compose(bare)
             if known is None:
                 return None
-        method, path, query, headers, content_length, may_gzip = known
-        return method, path, query, headers | {b"authorization": credential}, content_length, may_gzip
+        method, path, query, headers, content_length, may_gzip, _ = known
+        return method, path, query, headers | {b"authorization": credential}, content_length, may_gzip, Memo()
 
     def learn(self, data: bytes, head: RequestHead, *, fields: int) -> None:
         """Keep the header block of `data`, in which the parser found one request with `fields` header fields.
