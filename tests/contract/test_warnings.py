@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from tests.contract.api import Api, Background, eventually, succeeded
-from topics.model.unknown_fields import MAX_WARNINGS, SEARCHED_BYTES, strict
+from topics.model.unknown_fields import MAX_WARNINGS, strict
 from topics.model.write_outline import QUICK_BYTES, is_slow
 from topics.server.api.route_table import ROUTES
 from topics.server.http.request.write_request import LARGE_BYTES
@@ -39,7 +39,11 @@ def warnings_of(answer: httpx.Response) -> Any:
         ("/topics/{}/extend", {"node": "w", "seqs": [1], "lease_ms": 500, "colour": 1}, '"colour" ignored'),
         ("/topics/{}/archived", {"seq": 1, "epoch": 0, "trimmed": 1}, 'did you mean "trimmed_seq"?'),
         ("/routers/r/preview", {"source": "{}", "form_seq": 1}, 'did you mean "from_seq"?'),
-        ("/watch", {"topics": {"{}": {"from": 1}}}, 'unknown field "topics.{}.from" ignored; did you mean "from_seq"?'),
+        (
+            "/watch",
+            {"topics": {"{}": {"from": 1}}},
+            'unknown field "topics[...].from" ignored; did you mean "from_seq"?',
+        ),
     ],
 )
 def test_unknown_field_is_ignored_with_a_warning(api: Api, topic: str, path: str, body: Any, warning: str):
@@ -58,28 +62,20 @@ def test_request_without_unknown_fields_has_no_warnings(api: Api, topic: str):
     assert "warnings" not in api.get(f"/v0/topics/{topic}", touch="false")
 
 
-def test_every_unknown_field_gets_its_own_warning(api: Api, topic: str):
+def test_body_gets_a_warning_about_its_first_unknown_field(api: Api, topic: str):
     record = {"data": 1, "tagg": "x"}
     answer = api.append(topic, [record, record | {"nod": "n"}], idempotencykey="k")
     assert answer["warnings"] == [
         'unknown field "records[0].tagg" ignored; did you mean "tag"?',
-        'unknown field "records[1].nod" ignored; did you mean "node"?',
-        'unknown field "idempotencykey" ignored; did you mean "idempotency_key"?',
     ]
 
 
 def test_number_and_length_of_warnings_are_bounded(api: Api, topic: str):
     api.put(topic)
-    found = api.diff(topic, **{f"{n:03}" + "x" * 5000: 1 for n in range(10)} | {f"q{n}": 1 for n in range(100)})
+    found = api.diff(topic, **{"x" * 5000: 1})
+    assert len(found["warnings"][0]) < 200
+    found = api.get(f"/v0/topics/{topic}", **{f"q{n}": 1 for n in range(90)})
     assert len(found["warnings"]) == MAX_WARNINGS
-    assert max(map(len, found["warnings"])) < 200
-
-
-def test_long_body_gets_a_warning_about_its_first_unknown_field(api: Api, topic: str):
-    records = [{"data": "x" * 1000}] * (SEARCHED_BYTES // 1000) + [{"data": 1, "tga": "x", "nod": "n"}]
-    answer = api.append(topic, records)
-    assert answer["warnings"] == [f'unknown field "records[{len(records) - 1}].tga" ignored; did you mean "tag"?']
-    assert answer["count"] == len(records)
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -189,8 +185,8 @@ def test_document_is_the_same_with_an_unknown_parameter(api: Api, path: str):
 
 def test_scan_reports_unknown_fields_in_a_header(api: Api, topic: str):
     api.write(topic, 1, 2)
-    answer = api.http.post(f"/v0/topics/{topic}/scan", json={"from": 1, "naïve": 2})
-    assert warnings_of(answer) == [FROM, 'unknown field "naïve" ignored']
+    answer = api.http.post(f"/v0/topics/{topic}/scan", json={"naïve": 2})
+    assert warnings_of(answer) == ['unknown field "naïve" ignored']
     assert len(answer.text.splitlines()) == 3
     assert "topics-warnings" not in api.http.post(f"/v0/topics/{topic}/scan", json={"from_seq": 1}).headers
 

@@ -80,8 +80,8 @@ The request was carried out as if the field were not there. Warnings are texts f
 | scan, event stream, WebSocket handshake, metrics, documents | the header `topics-warnings`: the same list as JSON |
 | WebSocket command | `"warnings"` in its answer, such as the `ack` of a `publish` |
 
-An answer without unknown fields has no `warnings`, and neither has an error. There are at most 16, and a body of more
-than 64 KiB gets one about its first unknown field.
+An answer without unknown fields has no `warnings`, and neither has an error. There are at most 16: one about
+the first unknown field of the body, and one about each unknown query parameter.
 
 ## Errors in streams
 

@@ -2,16 +2,14 @@
 
 Each request type has a strict twin, a subclass that refuses unknown fields. Decoding with the twin takes the same time,
 so a request without unknown fields pays nothing. Only if the twin refuses the request is it decoded a second time, with
-the lenient type, and compared with the JSON value to find the names of its unknown fields.
+the lenient type. The warning names the first unknown field, which is the one that the twin reports.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable
 from functools import reduce
-from itertools import islice
 from operator import or_
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
@@ -24,8 +22,6 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, body_too_large
 
 MAX_WARNINGS = 16
 MAX_NAME = 64  # characters of an unknown name that a warning quotes
-SEARCHED_BYTES = 64 << 10  # a larger text gets a warning about its first unknown field only
-SEARCHED_OBJECTS = 1000  # of a list, or of a map
 
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -99,7 +95,7 @@ class RequestDecoder(Generic[T]):
             refused.__context__ = None  # the same
         yield
         found = yield from self._decode(self._lenient, text)
-        note(noted, warnings_about(refused, text, found))
+        note(noted, [warning_of(refused.name, refused.known, path=refused.path)])
         return found
 
     def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes) -> Generator[None, None, T]:
@@ -115,35 +111,6 @@ class RequestDecoder(Generic[T]):
             return found
         except (msgspec.MsgspecError, RecursionError) as error:
             raise decode_error(error, decoder.type) from None
-
-
-def warnings_about(refused: UnknownField, text: bytes, found: Any) -> Iterator[str]:
-    """Yield warnings about the unknown fields of a text, which a strict decoder refused, decoded as `found`."""
-    search: Iterator[str] = iter(())
-    if len(text) <= SEARCHED_BYTES:
-        with suppress(msgspec.MsgspecError, RecursionError):  # fails for escapes of lone surrogates
-            search = _unknown(found, msgspec.json.decode(text), "")
-    # If the search finds nothing, the strict decoder has named the first unknown field.
-    yield next(search, warning_of(refused.name, refused.known, path=refused.path))
-    yield from search
-
-
-def _unknown(found: Any, given: Any, path: str) -> Iterator[str]:
-    """Yield a warning about each field that the JSON value `given` has and its object `found` lacks."""
-    if isinstance(found, Struct):
-        known = list(found.__struct_encode_fields__)
-        for name, value in given.items():
-            if name in known:
-                inner = getattr(found, found.__struct_fields__[known.index(name)])
-                yield from _unknown(inner, value, f"{path}.{name}" if path else name)
-            elif name != found.__struct_config__.tag_field:
-                yield warning_of(name, known, path=path)
-    elif isinstance(found, list):
-        for at, (item, value) in enumerate(islice(zip(found, given, strict=True), SEARCHED_OBJECTS)):
-            yield from _unknown(item, value, f"{path}[{at}]")
-    elif isinstance(found, dict):
-        for name, item in islice(found.items(), SEARCHED_OBJECTS):
-            yield from _unknown(item, given[name], f"{path}.{name}" if path else name)
 
 
 # --- the strict twin
