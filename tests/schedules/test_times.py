@@ -46,9 +46,9 @@ def test_ticks_around_changes_of_the_clock_match_brute_force(cron: str, zone: st
 
 @pytest.mark.torture
 def test_ticks_of_a_year_in_all_time_zones_match_brute_force() -> None:
-    groups = zones_with_changes(2026)
-    assert sum(map(len, groups.values())) > 100
-    for zone in groups:
+    zones = zones_with_changes(2026)
+    assert len(zones) > 20
+    for zone in zones:
         for cron in CASES:
             found = between(Timing(cron=cron, timezone=zone), JANUARY, NEXT_JANUARY)
             assert found == naive(cron, zone, JANUARY, NEXT_JANUARY), (zone, cron)

@@ -57,14 +57,17 @@ def last_ticks(timing: Timing, since_ms: int, after_ms: int, upto_ms: int, most:
 
     The time that is looked at doubles until it has enough ticks, so this takes no longer after a year than after a day.
     """
+
+    def due(begin_ms: int) -> Iterator[int]:
+        return takewhile(lambda at: at <= upto_ms, ticks(timing, since_ms, begin_ms))
+
+    if len(found := list(islice(due(after_ms), most + 1))) <= most:
+        return found
     span_ms = 60_000
-    # Bound: the time doubles until it reaches `after_ms`.
-    while True:
-        begin_ms = max(after_ms, upto_ms - span_ms)
-        found = list(takewhile(lambda at: at <= upto_ms, ticks(timing, since_ms, begin_ms)))
-        if len(found) >= most or begin_ms == after_ms:
-            return found
+    # Bound: the time doubles until it has `most` of these ticks.
+    while len(found := list(due(max(after_ms, upto_ms - span_ms)))) < most:
         span_ms *= 2
+    return found
 
 
 def zone_of(name: str) -> tzinfo:
