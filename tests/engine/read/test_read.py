@@ -1,11 +1,15 @@
 """One page at a time: where a read starts, what it skips, where it stops, and what it says about the rest."""
 
+from random import Random
+
 import pytest
 
 from tests.engine.harness import Sealer, append, delete, objects, open_engine, put, read, record, seqs
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.read.read import Query
+from topics.engine.state.topics import SegmentLimits
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection, TagMatch
 from topics.storage.segments.cold import Cold, Hold
@@ -267,3 +271,22 @@ def test_segment_with_a_missing_file_is_a_gap():
     page = read(engine, "a")
     assert (page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason) == (1, 4, "corrupt")
     assert seqs(page) == [5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_range_with_few_deleted_records_reads_like_the_slow_path(sealed: bool):
+    rng = Random(5)
+    server = SimServer.start(SimDisk(seed=5), segments=SegmentLimits(max_events=500))
+    dead = {1, 498, 499, 500, 501, 640, 897, *rng.sample(range(900), 30)}
+    for n in range(900):
+        server.append("t", f'"{rng.random()}"', tag=f"{'a' if n % 3 else 'b'}-" if n in dead else None)
+    if sealed:
+        server.checkpoint()
+    for prefix in ("a-", "b-"):
+        server.delete("t", match=TagMatch("Glob", prefix))
+        for _ in range(100):
+            query = {"from_seq": rng.randrange(900), "limit": rng.choice([1, 7, 100, 700])}
+            query |= {"max_bytes": rng.choice([300, 1 << 20]), "lend": rng.random() < 0.5}
+            found = [server.engine.read("t", Query(**query, plain=plain))[1] for plain in (True, False)]
+            fast, slow = ((b"".join(map(bytes, one.parts)), one.count, one.next_from_seq, one.scanned) for one in found)
+            assert fast == slow, query

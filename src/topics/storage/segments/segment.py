@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from topics.storage.segments.marks import FEW, LIVE, Positions
 
 Rendered = bytes | memoryview  # of records, from a file without another copy or from memory
 T = TypeVar("T")
+_NONE = array("I")
 
 
 class Damaged(Exception):
@@ -48,7 +50,7 @@ class HeldRange(NamedTuple):
 class Segment:
     """The common part: the seqs of the run, and which of its records are live."""
 
-    __slots__ = ("_marks", "count", "first", "live", "live_bytes", "max_ts", "min_ts")
+    __slots__ = ("_holes", "_marks", "count", "first", "live", "live_bytes", "max_ts", "min_ts")
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -57,6 +59,8 @@ class Segment:
         self.live_bytes = 0
         self.min_ts = 0
         self.max_ts = 0
+        # For so many records that are not live: see `holes`.
+        self._holes: tuple[int, array[int], array[int]] = (-1, _NONE, _NONE)
         self._marks: bytearray | None = None  # see `marks`; None while all records are live
 
     @property
@@ -74,6 +78,16 @@ class Segment:
     @property
     def marks(self) -> bytearray | None:
         return self._marks
+
+    def holes(self) -> tuple[array[int], array[int]]:
+        """Return the positions of all marked records, and where their bytes begin and end, in turn."""
+        known, dead = self._holes, self.count - self.live
+        if known[0] != dead:
+            at = np.flatnonzero(np.frombuffer(self.marks or b"", np.uint8)).astype(np.uint32)
+            offsets = np.frombuffer(self.columns.offsets, np.uint32)
+            bounds = np.stack((offsets[at], offsets[at + 1]), axis=1)
+            known = self._holes = dead, array("I", at.tobytes()), array("I", bounds.tobytes())
+        return known[1], known[2]
 
     def check_loaded(self) -> None:
         """Raise `Cold` if the columns or marks are not in memory, or `Damaged`."""
