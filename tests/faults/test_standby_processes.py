@@ -172,12 +172,16 @@ def test_promote_without_a_writer(running: list[ServerProcess], tmp_path: Path):
     writer, url = begin(running, tmp_path, "a"), f"file://{tmp_path}/replica"
     append(writer, "plain", 1)
     assert "no such server follows" in topics("replica", "promote", url).stderr
-    standby = begin(running, tmp_path, "b", standby=True, no_takeover=True, takeover_after_ms=60_000)
+    settings = {"api_keys": "root", "takeover_after_ms": 60_000, "advertised_url": "http://b:4000"}
+    standby = begin(running, tmp_path, "b", standby=True, no_takeover=True, **settings)
     wait_for(lambda: "read replica" in topics("replica", "status", url).stdout)
     writer.kill()
     done = topics("replica", "promote", url, "--now")
     assert done.returncode == 0, done.stderr
-    wait_for(lambda: takes_writes(standby))
+    with Topics(standby.url, token="root") as client:
+        client.append("plain", 2)
+        [note] = client.diff("$audit").records
+        assert (note.tag, note.data["who"], note.data["url"]) == ("promotion", "server", "http://b:4000")
 
 
 def sse(server: ServerProcess, topic: str, from_seq: int) -> Iterator[int]:

@@ -26,6 +26,7 @@ class SimBucket:
         self.requests: list[tuple[str, str]] = []
         self.before: Callable[[str, str], None] = lambda op, name: None
         self.now_ms = now_ms
+        self.is_sorted = True
         self._faults: list[tuple[range, str]] = []
         self._crash: tuple[int, bool] | None = None
 

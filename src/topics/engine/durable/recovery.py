@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from topics.engine.durable import entry_kinds, lost_log
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_load import load_topics
 from topics.engine.routers import replay
+from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt, DamageReport, UnknownFormat
@@ -234,8 +235,11 @@ class Recovery:
             log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
             _lose_head(state, item.frame.head, item.end - item.at, "corrupt")
             return 0
+        records = entries.records_of(entry)
+        topic = None if records is None else state.by_id.get(records.topic_id)
+        if topic is not None and topic.links is not None:
+            topic.links.written = True
         if isinstance(entry, entries.Append):
-            topic = state.by_id.get(entry.topic_id)
             if topic is not None and entry.first > topic.head + 1:
                 if self._has_gaps:
                     apply.skip_to(state, topic, entry.first, "restart")
@@ -273,9 +277,14 @@ class Recovery:
                 state.last_epoch = max(restored_ms, state.last_epoch + 1)
                 topic.begin_epoch(state.last_epoch)
                 topic.saved_tail = None  # its file has the old epoch
-        if after_power_loss and self._is_failover:
+        if after_power_loss:
             # Before routers go on: copies take seqs behind those that the lost part of the log may have given out.
-            _skip_to_ceilings(state, "failover", kept=("replicated",))
+            topics = state.by_name.values()
+            if self._is_failover:
+                _skip_to_ceilings(state, topics, "failover", kept=("replicated",))
+            else:
+                written = (topic for topic in topics if topic.links is not None and topic.links.written)
+                _skip_to_ceilings(state, written, "restart", kept=SYNCED)
         if self._routers.catch_up():
             self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
@@ -317,9 +326,9 @@ def _lose_head(state: State, head: Head, size: int, reason: str) -> None:
             retention.skip_to(topic, head.first + head.count, reason)
 
 
-def _skip_to_ceilings(state: State, reason: str, *, kept: tuple[str, ...]) -> None:
+def _skip_to_ceilings(state: State, topics: Iterable[Topic], reason: str, *, kept: Collection[str]) -> None:
     """Report the seqs that may be missing as lost, for topics of all classes but `kept`. The log is replayed."""
-    for topic in state.by_name.values():
+    for topic in topics:
         if topic.config.durability == "ephemeral":
             retention.lose_all(topic, reason)
         if topic.config.durability not in kept or topic.topic_id in state.left_ephemeral:

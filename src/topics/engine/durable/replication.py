@@ -69,6 +69,8 @@ class Replication(Replica):
 
     def hurry(self) -> None:
         assert self._commits is not None
+        if self._store.wal.is_fenced:  # while these were being synced
+            self._commits.uploads.refuse(Fenced(self._store.wal.read_only))
         self.sequence.waiting = self._commits.uploads.writers
         self.uploader.pump()
 

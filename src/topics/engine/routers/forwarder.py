@@ -21,7 +21,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
-from topics.engine.write.uploads import GATES
+from topics.engine.write.uploads import AT_SYNC, GATES
 from topics.storage.log import entry as entries
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold
@@ -286,8 +286,23 @@ class Forwarder:
             head = (ticket.first or links.topic.next_seq) - 1
             before = entries.encode_begun([mark(links, head=head, out=not leaves_sources, holds=True)])
             ticket.frame = before + ticket.frame
+            if ticket.count and not links.written:
+                self._first_write(links, ticket)
         if not leaves_sources:
             self.freeze(links, ticket)
+
+    def _first_write(self, links: Links, ticket: Ticket) -> None:
+        """Let the first direct write since a snapshot wait for its sync, so that the log shows after any crash whether
+        there was one: copies then skip the seqs that lost writes may have had."""
+        links.written, ticket.gated = True, ticket.gated or AT_SYNC
+        undo = ticket.undo
+
+        def refused() -> None:
+            links.written = False
+            if undo is not None:
+                undo()
+
+        ticket.undo = refused
 
     def pin(self, links: Links) -> bytes:
         """Return a mark for an entry about another topic that takes records out of this one."""

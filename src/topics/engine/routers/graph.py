@@ -94,7 +94,7 @@ class Edge:
 
 
 class Links:
-    __slots__ = ("frozen", "incoming", "low", "outgoing", "table", "topic")
+    __slots__ = ("frozen", "incoming", "low", "outgoing", "table", "topic", "written")
 
     def __init__(self, table: Table, topic: Topic) -> None:
         self.table = table
@@ -103,6 +103,7 @@ class Links:
         self.incoming: Edge | None = None  # into it
         self.frozen = 0  # staged entries that pin the routers out of the topic: these must not move
         self.low = 0  # at most the cursor of the slowest router
+        self.written = False  # whether the log since the last snapshot has a direct write, or will have one
 
     def routers(self) -> Iterator[Router]:
         for edge in self.outgoing.values():
@@ -219,6 +220,8 @@ class Table:
         """Note where all routers are, and return what encodes them on any thread: 10,000 take 1 ms and 30 ms."""
         if self.next_id == 1:
             return None
+        for edge in self.edges():
+            edge.dest.links.written = False
         routers = tuple(self.by_id.values())
         # Tuples of untracked values: the first garbage collection forgets them, and would visit a list again.
         configs = tuple([router.config for router in routers])

@@ -22,6 +22,7 @@ from topics.storage.log import entry as entries
 MAX_STEP = 1 << 20
 BUSY_SEQS_PER_MS = 100  # of a busy topic
 AWAY_NS = 600_000_000_000  # how long a topic shall go on without its replica
+BURST_NS = 60_000_000_000
 MAX_AWAY_STEP = 1 << 26
 
 
@@ -34,7 +35,10 @@ class Ceilings:
         """Return how far above the head of a topic its ceiling is at first.
 
         Half of that is used up before it is raised. The raise waits for the sync that is running, and then for its own.
+        With a replica, the step follows from what the topic has written: a lost machine costs no small topic more.
         """
+        if self._commits.uploads.gate == AT_UPLOAD:
+            return FIRST_CEILING
         return max(FIRST_CEILING, min(4 * BUSY_SEQS_PER_MS * self._commits.wal.sync_ms, MAX_STEP))
 
     def guard(self, topic: Topic, ticket: Ticket, end: int) -> None:
@@ -51,10 +55,10 @@ class Ceilings:
 
     def ticket(self, topic: Topic, end: int) -> Ticket:
         """Return a ticket for a ceiling above `end`; further above while seqs come faster than ceilings are synced."""
-        if end > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:
-            topic.ceiling_step = max(topic.ceiling_step, min(topic.ceiling_step * 4, MAX_STEP))
         if self._commits.uploads.gate == AT_UPLOAD:
             topic.ceiling_step = self._away_step(topic, end)
+        elif end > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:
+            topic.ceiling_step = max(topic.ceiling_step, min(topic.ceiling_step * 4, MAX_STEP))
         before, ceiling = topic.ceiling_staged, end + topic.ceiling_step
         topic.ceiling_staged = ceiling
         apply.note(self._state, topic)
@@ -76,9 +80,12 @@ class Ceilings:
         return Ticket(frame=entries.encode(entry), apply=take_effect, entry=entry, undo=undo)
 
     def _away_step(self, topic: Topic, end: int) -> int:
-        """Return about as many seqs as the topic gives out in `AWAY_NS`, as fast as it did since the last raise."""
+        """Return about as many seqs as the topic gives out in `AWAY_NS`, as fast as it did since the last raise.
+
+        A burst counts as if it had taken `BURST_NS`: a few large writes are no sign of a topic that stays busy.
+        """
         now_ns = self._commits.tick_ns()
         before_ns, before = topic.ceiling_raised or (now_ns - AWAY_NS, end)
         topic.ceiling_raised = now_ns, end
-        step = (end - before) * AWAY_NS // max(now_ns - before_ns, 1)
-        return max(topic.ceiling_step, min(step, MAX_AWAY_STEP))
+        step = (end - before) * AWAY_NS // max(now_ns - before_ns, BURST_NS)
+        return max(FIRST_CEILING, min(step, MAX_AWAY_STEP))

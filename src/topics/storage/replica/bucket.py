@@ -68,6 +68,7 @@ class Bucket:
         self._exists: type[Exception] = AlreadyExistsError
         self._store = store
         self._folder = folder
+        self.is_sorted = folder is None  # whether a list is in the order of names
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless there is one of this name. Return whether it was written."""

@@ -184,7 +184,7 @@ def load(bucket: Bucket, fs: Fs, path: str, *, progress: Progress = lambda done,
         owner = read_owner(fs, path)
         if owner is None or owner.replica != history.replica_id:
             raise NotOurs(f"{path} has data that is not from this replica; start a standby with an empty directory")
-        if not owner.follows and (owner.term, owner.instance) == (end.term, end.instance):
+        if not owner.follows and owner.instance == end.instance:
             return None
         if not owner.follows:
             raise NotOurs(
@@ -263,7 +263,7 @@ def _check(fs: Fs, path: str, owner: Owner | None, history: History | None, end:
             f"{path} has data, and {url} is the replica of another directory; choose another prefix, or an empty "
             "directory to continue that replica"
         )
-    if end.term > owner.term or (end.term == owner.term and end.instance != owner.instance):
+    if end.term >= owner.term and end.instance != owner.instance:  # after a gap, a server has a later term itself
         raise NotOurs(
             f"{url} belongs to {end.host or 'another server'} {since} (term {end.term}), and {path} ends before that; "
             "start with an empty directory to follow it"

@@ -77,6 +77,8 @@ def prune(history: History, *, before_ms: int) -> Pruned:
             old.append(one)
         elif number == state.number:
             limit_ms = one.at_ms - SLACK_MS
+            if history.bucket.is_sorted:
+                break
     kept = {ref.name for ref in state.checkpoint.files}
     files = [one for one in history.bucket.ls(FILES) if one.name not in kept and one.at_ms < limit_ms]
     silent = [one.name for one in history.bucket.ls(STANDBYS) if one.at_ms < limit_ms]
