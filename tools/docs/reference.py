@@ -295,7 +295,7 @@ def type_text(schema: dict[str, Any]) -> str:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     kind = schema.get("type", "any")
     if kind == "array":
-        return f"array of {type_text(schema['items'])}"
+        return f"array of {type_text(schema['items'])}" if schema.get("items") else "array"
     if kind == "object" and "$ref" in (values := schema.get("additionalProperties") or {}):
         return f"object of {type_text(values)}"
     return str(kind)

@@ -106,6 +106,11 @@ def meta_of(row: bytes, part_bytes: int) -> bytes:
     return row[len(row) - END_BYTES - part_bytes + len(META) : -END_BYTES]
 
 
+def data_of(row: bytes, head: int, part_bytes: int) -> bytes:
+    """Return the data as JSON text out of a record. `head` is the result of `head_bytes`."""
+    return row[head + len(DATA) : len(row) - END_BYTES - part_bytes]
+
+
 def with_meta(row: bytes, part_bytes: int, meta: bytes) -> tuple[bytes, int]:
     """Return the record, or its end, with another meta, and the size of the new meta part."""
     part = META + meta

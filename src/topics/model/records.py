@@ -16,6 +16,7 @@ DEFAULT_BATCH_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_EXAMINED = 10_000
 MAX_NODES = 256  # names in one request's `node`
+MAX_FILTER_BYTES = 16 << 10
 
 JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
 
@@ -72,9 +73,12 @@ class PlainWriteRequest(WriteRequest, gc=False, forbid_unknown_fields=True):
 
 
 class TagMatch(Struct, frozen=True):
-    """A condition on the tag: equal to `text`, or starting with it. A record without a tag never matches."""
+    """A condition on the tag: equal to `text`, or starting with it. A record without a tag never matches.
 
-    op: Literal["Eq", "Glob"]
+    `Where` is a condition on any fields: `text` is a filter as JSON text, see `filters`.
+    """
+
+    op: Literal["Eq", "Glob", "Where"]
     text: str
 
     def covers(self, tag: str | None) -> bool:
@@ -82,8 +86,10 @@ class TagMatch(Struct, frozen=True):
             return False
         return tag == self.text if self.op == "Eq" else tag.startswith(self.text)
 
-    def wire(self) -> list[str]:
+    def wire(self) -> Any:
         """Return the condition as a client would send it."""
+        if self.op == "Where":
+            return Raw(self.text.encode())
         return ["tag", self.op, self.text if self.op == "Eq" else self.text + "*"]
 
 
@@ -125,6 +131,16 @@ MatchWire = Annotated[
 ]
 
 
+# Raw: it is checked once its size is known.
+FilterWire = Annotated[
+    Raw,
+    Meta(
+        description='only records that match: a tag, or a filter such as `["data.total", "Gt", 100]`',
+        extra_json_schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {}}, {"type": "null"}]},
+    ),
+]
+
+
 CommitWire = Annotated[
     bool | U64,
     Meta(description="true: everything that the last answer to this consumer had is processed; a seq: up to this one"),
@@ -138,7 +154,7 @@ class ReadRequest(Struct, gc=False, kw_only=True):
     node: str | list[str] | None = None
     include_tags: bool = False
     include_meta: bool = True
-    filter: MatchWire = None
+    filter: FilterWire = None  # type: ignore[assignment]  # msgspec has no optional `Raw`
     from_ts: U64 | None = None
     epoch: Annotated[
         U64 | None, "the epoch that `from_seq` belongs to; if it is another one, the answer has a `recreated` tombstone"

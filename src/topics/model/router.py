@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 
 from topics.errors import Code, TopicsError, invalid
+from topics.model.filters import parse_filter
 from topics.model.names import check_router, check_topic
-from topics.model.records import MatchWire, TagMatch, parse_match
+from topics.model.records import FilterWire, TagMatch
 from topics.model.topic import U64
 from topics.model.wire import Performance, check_u64
 
@@ -26,10 +27,7 @@ class RouterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: Annotated[bool, "whether the server creates the destination if it does not exist"] = True
-    filter: Annotated[
-        MatchWire,
-        'copy only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
-    ] = None
+    filter: FilterWire = None  # type: ignore[assignment]  # msgspec has no optional `Raw`
     allow_cycle: bool = False
     guarantee: Guarantee = "at_least_once"
     from_seq: Annotated[U64 | None, "where a new router starts: after this seq of the source; the head by default"] = (
@@ -54,11 +52,7 @@ class PreviewRequest(Struct, kw_only=True):
     """Body of `POST /v0/routers/:router/preview`. `source` and `filter` default to those of the router."""
 
     source: Annotated[str | None, "the topic to examine; the source of the router by default"] = None
-    filter: Annotated[
-        MatchWire,
-        'the filter to try; the one of the router by default: a tag, or `["tag", "Eq", tag]`, or '
-        '`["tag", "Glob", prefix + "*"]`',
-    ] = None
+    filter: FilterWire = None  # type: ignore[assignment]  # the filter of the router
     from_seq: Annotated[U64, "examine records after this seq"] = 0
     from_ts: U64 | None = None
 
@@ -71,7 +65,7 @@ class RouterAnswer(Struct, kw_only=True):
     dest: str
     preserve_node: bool
     preserve_tag: bool
-    filter: Annotated[list[str] | None, "only records whose tag matches are copied; null is all"]
+    filter: Annotated[list[Any] | None, "only records that match are copied; null is all"]
     allow_cycle: bool
     guarantee: Guarantee
     forwarded_total: U64
@@ -115,7 +109,7 @@ class PreviewAnswer(Struct, kw_only=True):
 
     router: str
     source: str
-    filter: Annotated[list[str] | None, "the filter that was tried; null is none"]
+    filter: Annotated[list[Any] | None, "the filter that was tried; null is none"]
     from_seq: Annotated[U64, "records after this seq were examined"]
     matched: Annotated[U64, "the number of records that the router would copy"]
     bytes: Annotated[U64, "the size of these records"]
@@ -140,10 +134,6 @@ def check_request(name: str, request: RouterRequest) -> RouterConfig:
             check_u64(value, field)
     stored = {name: getattr(request, name) for name in RouterConfig.__struct_fields__}
     return RouterConfig(**(stored | {"filter": parse_filter(request.filter)}))
-
-
-def parse_filter(value: Any) -> TagMatch | None:
-    return None if value is None else parse_match(value, field="filter")
 
 
 def router_not_found(name: str) -> TopicsError:

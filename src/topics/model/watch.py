@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from topics.errors import invalid
+from topics.model.filters import parse_filter
 from topics.model.names import AUDIT, check_topic
 from topics.model.records import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
     MAX_BATCH_BYTES,
     CommitWire,
-    MatchWire,
+    FilterWire,
     Projection,
     TagMatch,
     WriteRequest,
     node_set,
-    parse_match,
 )
 from topics.model.topic import U64, U64_MAX
 from topics.model.wire import Performance, check_u64
@@ -30,10 +30,6 @@ HEARTBEAT_MS_RANGE = (1000, 60_000)
 Consistency = Literal["eventual", "strong"]
 RequestId = str | int | None
 
-_Filter = Annotated[
-    MatchWire,
-    'deliver only records whose tag matches: a tag, or `["tag", "Eq", tag]`, or `["tag", "Glob", prefix + "*"]`',
-]
 _Epoch = Annotated[
     U64 | None,
     "the epoch that `from_seq` belongs to; if it is another one, the stream starts with a `recreated` tombstone",
@@ -46,7 +42,7 @@ class TopicOptions(Struct, gc=False):
 
     from_seq: Annotated[U64, "deliver records after this seq; 0 starts at the earliest record"] = 0
     tail: bool = False
-    filter: _Filter = None
+    filter: FilterWire = None  # type: ignore[assignment]  # msgspec has no optional `Raw`
     epoch: _Epoch = None
     consumer: _Consumer = None
     commit: CommitWire = False
@@ -115,9 +111,8 @@ def make_view(options: ViewOptions, *, max_limit: int) -> View:
 
 def with_filter(view: View, name: str, options: TopicOptions) -> View:
     """Return the view with the filter of a topic. Views of one request share their set of nodes."""
-    if options.filter is None:
-        return view
-    return structs.replace(view, match=parse_match(options.filter, field=f"topics.{name}.filter"))
+    match = parse_filter(options.filter, field=f"topics.{name}.filter")
+    return view if match is None else structs.replace(view, match=match)
 
 
 def without_nodes(view: View) -> View:
@@ -173,7 +168,7 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
     topic: Annotated[str | None, "one topic, or a pattern, with the options beside it"] = None
     from_seq: Annotated[U64, "deliver records after this seq; 0 starts at the earliest record"] = 0
     tail: bool = False
-    filter: _Filter = None
+    filter: FilterWire = None  # type: ignore[assignment]
     epoch: _Epoch = None
     consumer: _Consumer = None
     commit: CommitWire = False

@@ -1,7 +1,7 @@
 """Reads of records: `diff`, streams and bulk readers all use `expire_and_read`.
 
 The checks for every seq from the cursor on, in this order: the floor (a tombstone if records below it were lost), TTL,
-deleted, node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. If no seq in the range
+deleted, node filter, filter, deliver. A skipped seq moves the cursor like a delivered one. If no seq in the range
 is skipped, the answer is one slice of the stored bytes.
 
 A read that meets records which are not in memory continues to find out what else it needs, and raises one `Cold` for
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
+from topics.engine.read import search
 from topics.engine.state.topic import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
 from topics.model.wire import TombstoneAnswer
@@ -36,6 +37,7 @@ MAX_HOLES = 256  # deleted records of a range, and
 FEW_HOLES = 8  # the share of a segment, up to which they are cut out of one piece
 STRETCH = 256  # seqs examined at a time if some may be skipped
 LENT_BYTES = 64 << 10  # a smaller piece is copied, so that it can be joined with others
+SEARCH_NS = 2_000_000  # a search in records that took so long, as `search` estimates it, ends the answer
 
 
 class Query(Struct, kw_only=True, gc=False):
@@ -71,6 +73,7 @@ class Reading(Struct, gc=False):
     missing: Needs | None = None  # set once records are missing: the read continues only to find out what it needs
     at_front: bool = False  # whether the answer begins at the front of the topic, which evictions move
     moved: bool = False  # whether evictions moved it since its records were fetched
+    searched_ns: int = 0  # the work of a search in the records
 
     def body(self) -> list[bytes | memoryview]:
         """Return the parts without the last comma: the inside of a JSON array."""
@@ -189,8 +192,8 @@ def _take_all(topic: Topic, start: int, stop: int, query: Query, reading: Readin
         try:
             left = _take(segment, low, high, query, topic, reading, left)
         except Cold as cold:
-            if reading.moved:
-                reading.next_from_seq = segment.first + low - 1
+            if reading.moved or reading.searched_ns:  # what was found is answered before more is fetched
+                reading.next_from_seq = max(reading.next_from_seq, segment.first + low - 1)
             else:
                 _need_columns(topic, segment.first + low, stop, query, reading, cold)
             return
@@ -310,19 +313,28 @@ def _take_filtered(
 ) -> int:
     """Do what `_take` does if records may be skipped: a stretch at a time, so that a small read looks at little."""
     columns = segment.columns
+    match, searches = query.match, query.match is not None and query.match.op == "Where"
     while low < high and budget_bytes > 0 and reading.count < query.limit:
         stop = min(high, low + max(2 * (query.limit - reading.count), STRETCH))
+        if searches:
+            stop = search.stretch(columns, low, high)
         keep = np.ones(stop - low, np.bool_)  # live and passing the filters
         if segment.marks is not None:
             keep &= np.frombuffer(segment.marks, np.uint8)[low:stop] == 0
         if nodes:
             keep[columns.from_nodes(nodes, low, stop) - low] = False
-        if query.match is not None:
+        if match is not None:
             hit = np.zeros(stop - low, np.bool_)
-            hit[columns.matching(query.match, low, stop) - low] = True
+            hit[search.tagged(columns, match, low, stop) - low] = True
             keep &= hit
-        budget_bytes = _take_some(segment, np.flatnonzero(keep) + low, stop, query, reading, budget_bytes)
+        kept = np.flatnonzero(keep) + low
+        if match is not None and searches:
+            kept, work_ns = search.matching(segment, match, kept)
+            reading.searched_ns += work_ns
+        budget_bytes = _take_some(segment, kept, stop, query, reading, budget_bytes)
         low = reading.next_from_seq + 1 - segment.first
+        if reading.searched_ns > SEARCH_NS:
+            return 0
     return budget_bytes
 
 

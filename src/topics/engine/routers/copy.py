@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from topics.engine import retention
+from topics.engine.read.search import eligible
 from topics.engine.routers.graph import Links, Router, Table
-from topics.engine.routers.source_records import Piece, Stamp, Stamps, eligible
+from topics.engine.routers.source_records import Piece, Stamp, Stamps
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, seq_and_ts, with_meta
@@ -59,18 +60,23 @@ def next_part(router: Router, upto: int) -> tuple[int, str | None]:
 
 
 def count_lost(router: Router, upto: int) -> int:
-    """Return how many records the router would have forwarded up to `upto`. Lost records count, too."""
+    """Return how many records the router would have forwarded up to `upto`. Lost records count, too.
+
+    A filter on other fields than the tag is not applied: the records need not be readable any more.
+    """
     source, start = router.edge.source, router.reached + 1
     if start > upto:
         return 0
+    match = router.config.filter
+    match = None if match is None or match.op == "Where" else match
     live = 0
     for segment, low, high in list(source.spans(start, upto + 1)):
         whole = high == segment.count and segment.first + low <= max(source.earliest, segment.first)
-        if router.config.filter is None and whole:
+        if match is None and whole:
             live += segment.live
         elif segment.live and retention.ready(source, segment):
             # One segment at a time: its columns may be unloaded before the next segment is counted.
-            live += len(eligible(segment.columns, segment.marks, router.config.filter, low, high))
+            live += len(eligible(segment, match, low, high))
     gone = source.losses.within(start, upto)[0]
     return live + gone
 

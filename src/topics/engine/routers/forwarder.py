@@ -365,7 +365,7 @@ class Forwarder:
         dest, source, match = router.edge.dest, router.edge.source, router.config.filter
         lost = count_lost(router, min(upto, source.head))
         for seq in range(max(source.head, router.reached) + 1, upto + 1):
-            if match is None or coming is None or not coming.first <= seq <= coming.last:
+            if match is None or match.op == "Where" or coming is None or not coming.first <= seq <= coming.last:
                 lost += 1  # records of other writes count
             else:
                 lost += coming.tags is not None and match.covers(coming.tags[seq - coming.first])

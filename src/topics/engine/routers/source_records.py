@@ -16,19 +16,18 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from topics.engine.read.search import eligible, read_ahead, read_around
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again
 from topics.model.record_bytes import meta_of
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
-from topics.storage.segments.cold import Cold, Needs
-from topics.storage.segments.columns import Columns, runs
-from topics.storage.segments.segment import Damaged, Rendered, Segment
+from topics.storage.segments.columns import Columns
+from topics.storage.segments.segment import Segment
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
-AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
 
 
 class Piece(Struct):
@@ -84,33 +83,39 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
         offsets = segment.columns.offsets
         while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
             high = low + (high - low) // 2
-        positions = eligible(segment.columns, segment.marks, match, low, high)
+        positions = eligible(segment, match, low, high)
         return list(_cut(segment, positions)) if len(positions) else [], segment.first + high - 1
     return [], upto
 
 
-def eligible(
-    columns: Columns, marks: bytearray | None, match: TagMatch | None, low: int, high: int
-) -> npt.NDArray[np.intp]:
-    """Return the positions in [low, high) that a router with this filter forwards."""
-    positions = np.arange(low, high) if match is None else columns.matching(match, low, high)
-    return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
-
-
 def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Preview:
-    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
+    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory.
+
+    A filter on other fields than the tag reads the records.
+    """
+    if match is not None and match.op == "Where":
+        start = low if from_ts is None else bisect_left(segment.columns.ts, from_ts, low, high)
+        return _preview(segment, segment.columns, segment.marks, eligible(segment, match, start, high), start, high)
 
     def look(columns: Columns, marks: bytearray | None) -> Preview:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
-        live = high - start if marks is None else marks.count(0, start, high)
-        positions = eligible(columns, marks, match, start, high)
-        if not len(positions):
-            return Preview(live)
-        first, last = segment.first + int(positions[0]), segment.first + int(positions[-1])
-        return Preview(live, len(positions), columns.size_of(positions), first, last)
+        positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
+        if marks is not None:
+            positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
+        return _preview(segment, columns, marks, positions, start, high)
 
     key = None if match is None else (match.op, match.text)
     return segment.look(("eligible", key, low, high, from_ts), look)
+
+
+def _preview(
+    segment: Segment, columns: Columns, marks: bytearray | None, positions: npt.NDArray[np.intp], low: int, high: int
+) -> Preview:
+    live = high - low if marks is None else marks.count(0, low, high)
+    if not len(positions):
+        return Preview(live)
+    first, last = segment.first + int(positions[0]), segment.first + int(positions[-1])
+    return Preview(live, len(positions), columns.size_of(positions), first, last)
 
 
 def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
@@ -118,7 +123,7 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
     columns = segment.columns
     ats: list[int] = positions.tolist()
     offsets, base = columns.offsets, columns.offsets[ats[0]]
-    blob = _read_around(segment, positions)
+    blob = read_around(segment, positions)
     times = [columns.ts[at] for at in ats]
     begin = 0
     for end in range(1, len(ats) + 1):
@@ -138,36 +143,6 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
             blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if unbroken else None,
         )
         begin = end
-
-
-def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
-    """Return the bytes from the first position to the last. Damaged bytes that no position needs are zero."""
-    start, stop = int(positions[0]), int(positions[-1]) + 1
-    try:
-        return bytes(read_ahead(segment, start, stop))
-    except Damaged as damage:
-        if damage.concerns(positions):
-            raise
-    offsets, base = segment.columns.offsets, segment.columns.offsets[start]
-    blob, needs = bytearray(offsets[stop] - base), Needs()
-    for first, last in runs(positions):
-        try:
-            blob[offsets[first] - base : offsets[last + 1] - base] = segment.read(first, last + 1)
-        except Cold as cold:
-            needs.add(cold)
-    needs.check()
-    return bytes(blob)
-
-
-def read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
-    """Return the records of [start, stop). `Cold` asks for more: the records behind them are probably not in memory."""
-    try:
-        return segment.read(start, stop)
-    except Cold:
-        held = segment.read_held(start, stop)
-        if held is not None and held.upto == stop:
-            return held.data
-        raise Cold([segment.need(start, stop, at_least_bytes=AHEAD_BYTES)]) from None
 
 
 # --- stamps of copies

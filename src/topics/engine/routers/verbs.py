@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topics.engine import retention
+from topics.engine.read import search
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
 from topics.engine.routers.due_edges import DueEdges
@@ -155,17 +156,21 @@ class Routers:
     ) -> Steps[Preview]:
         """Expire the source's records, then count what a filter would forward of the records that are there now.
 
-        In steps of one segment each: 1 ms for 65,536 records, up to 5 ms if each has another tag. Records that are
-        evicted or deleted between two steps may be counted or not.
+        In steps of one segment each: 1 ms for 65,536 records, up to 5 ms if each has another tag; if the records are
+        searched, of 128 KiB. Records that are evicted or deleted between two steps may be counted or not.
         """
         yield from once_loaded(lambda: retention.expire_loaded(source, self._staging.clock.now_ms()))
         found = Preview()
 
-        def look(segment: Segment, low: int, high: int) -> None:
+        reads = match is not None and match.op == "Where"
+
+        def look(segment: Segment, low: int, high: int) -> int:
+            high = search.stretch(segment.columns, low, high) if reads else high
             found.add(look_for(segment, match, low, high, from_ts=from_ts))
+            return high
 
         start = max(from_seq + 1, source.earliest)
-        yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts)
+        yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts, reads=reads)
         if source.gone:
             raise topic_not_found(source.name)
         return found

@@ -10,6 +10,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid
 from topics.model import records as model
+from topics.model.filters import parse_filter
 from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
@@ -94,7 +95,7 @@ def _query(services: Services, wanted: DiffRequest) -> Query:
     if wanted.include_tags or not wanted.include_meta:
         query.projection = model.Projection(tags=wanted.include_tags, meta=wanted.include_meta)
     if wanted.filter is not None:
-        query.match = model.parse_match(wanted.filter, field="filter")
+        query.match = parse_filter(wanted.filter)
     if wanted.from_ts is not None:
         query.from_ts = check_u64(wanted.from_ts, "from_ts")
     if wanted.epoch is not None:

@@ -15,6 +15,7 @@ from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
 from topics.engine.write.large_render import LargeBlob
 from topics.errors import invalid
+from topics.model.filters import parse_filter
 from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
 from topics.model.wire import RecordsDeleted, check_u64
 from topics.server.access.caller import bind
@@ -129,7 +130,7 @@ def scan(services: Services, call: Call) -> Answer:
     query = Query(
         from_seq=wanted.from_seq,
         nodes=node_set(wanted.node),
-        match=None if wanted.filter is None else parse_match(wanted.filter, field="filter"),
+        match=parse_filter(wanted.filter),
         from_ts=wanted.from_ts,
         epoch=wanted.epoch,
     )

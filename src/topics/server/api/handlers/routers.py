@@ -7,8 +7,9 @@ from topics.engine.routers.graph import Router
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.model import router as model
+from topics.model.filters import parse_filter
 from topics.model.names import check_router, check_topic
-from topics.model.router import PreviewRequest, RouterRequest, fan_in, parse_filter, router_cycle
+from topics.model.router import PreviewRequest, RouterRequest, fan_in, router_cycle
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names

@@ -1,0 +1,141 @@
+"""Search in records: the records of a segment that match a filter on their fields.
+
+The rendered bytes of many records are searched at once for texts that a matching record must have (needles). Only
+records with one of them are cut out and decoded. Work is counted in estimated nanoseconds, so that a read can end
+before it holds the loop for long: what a filter examines never depends on the clock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.model import record_bytes
+from topics.model.field_tests import BACKSLASH, EXPONENT, UNICODE, CompiledFilter, compiled
+from topics.model.records import TagMatch
+from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.columns import Columns, runs
+from topics.storage.segments.segment import Damaged, Rendered, Segment
+
+AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
+STRETCH_BYTES = 128 << 10  # searched at once
+DECODE_NS = 1500  # for one record and condition,
+DECODE_BYTE_NS = 4  # and for each byte of it
+
+Positions = npt.NDArray[np.intp]
+
+
+def stretch(columns: Columns, low: int, high: int) -> int:
+    """Return the end of the positions from `low` on that are searched at once."""
+    offsets = columns.offsets
+    if offsets[high] - offsets[low] <= STRETCH_BYTES:
+        return high
+    return max(bisect_right(offsets, offsets[low] + STRETCH_BYTES, low, high) - 1, low + 1)
+
+
+def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> Positions:
+    """Return the positions in [low, high) of live records that match. Raise `Cold` and `Damaged` like a read."""
+    columns, marks = segment.columns, segment.marks
+    positions = np.arange(low, high) if match is None else tagged(columns, match, low, high)
+    if marks is not None:
+        positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
+    return positions if match is None else matching(segment, match, positions)[0]
+
+
+def tagged(columns: Columns, match: TagMatch, low: int, high: int) -> Positions:
+    """Return the positions in [low, high) that match as far as the tag says."""
+    if match.op != "Where":
+        return columns.matching(match, low, high)
+    found = [columns.matching(tag, low, high) for tag in compiled(match.text).tags]
+    return reduce(np.intersect1d, found) if found else np.arange(low, high)
+
+
+def matching(segment: Segment, match: TagMatch, positions: Positions) -> tuple[Positions, int]:
+    """Return those of the `tagged` positions that match, and the work in nanoseconds."""
+    if match.op != "Where" or not len(positions):
+        return positions, 0
+    where, columns = compiled(match.text), segment.columns
+    low, high = int(positions[0]), int(positions[-1]) + 1
+    block = read_around(segment, positions)
+    offsets, base = columns.offsets, columns.offsets[low]
+    candidates: list[int] = positions[_has_needle(block, columns, where, low, high)[positions - low]].tolist()
+    kept, work_ns = [], len(block)
+    for at in candidates:
+        row = block[offsets[at] - base : offsets[at + 1] - base]
+        work_ns += DECODE_NS * where.cost + DECODE_BYTE_NS * len(row)
+        if _matches(where, columns, at, row):
+            kept.append(at)
+    return np.array(kept, np.intp), work_ns
+
+
+def _matches(where: CompiledFilter, columns: Columns, at: int, row: bytes) -> bool:
+    head = record_bytes.head_bytes(columns.first + at, columns.ts[at], columns.node_at(at))
+    part_bytes = 0 if columns.metas is None else columns.metas[at]
+    meta = record_bytes.meta_of(row, part_bytes) if part_bytes and where.has_meta else None
+    return where.matches(record_bytes.data_of(row, head, part_bytes), meta, columns.tag_at(at))
+
+
+def _has_needle(block: bytes, columns: Columns, where: CompiledFilter, low: int, high: int) -> npt.NDArray[np.bool_]:
+    """Return for each position in [low, high) whether its record may match. All may if half of them have a needle."""
+    if where.needles is None:
+        return np.ones(high - low, np.bool_)
+    offsets, base = columns.offsets, columns.offsets[low]
+    found = np.zeros(high - low, np.bool_)
+    most = (high - low) // 2
+    for needle in where.needles:
+        if needle is EXPONENT:
+            starts = np.frombuffer(offsets, np.uint32)[low : high + 1]
+            found[np.searchsorted(starts, _exponents(block) + base, "right") - 1] = True
+            continue
+        if needle is UNICODE and BACKSLASH not in block:  # a single character is found much faster
+            continue
+        count, at = 0, block.find(needle)
+        while at >= 0:
+            row = bisect_right(offsets, at + base, low, high) - 1
+            found[row - low] = True
+            count += 1
+            if count > most:
+                return np.ones(high - low, np.bool_)
+            at = block.find(needle, offsets[row + 1] - base)
+    return found
+
+
+def _exponents(block: bytes) -> npt.NDArray[np.int64]:
+    """Return where a digit is followed by an `e`."""
+    text = np.frombuffer(block, np.uint8)
+    letters = np.flatnonzero((text | 0x20) == ord("e"))
+    before = text[letters - 1]
+    return letters[(before >= ord("0")) & (before <= ord("9"))]
+
+
+def read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
+    """Return the bytes from the first position to the last. Damaged bytes that no position needs are zero."""
+    start, stop = int(positions[0]), int(positions[-1]) + 1
+    try:
+        return bytes(read_ahead(segment, start, stop))
+    except Damaged as damage:
+        if damage.concerns(positions):
+            raise
+    offsets, base = segment.columns.offsets, segment.columns.offsets[start]
+    blob, needs = bytearray(offsets[stop] - base), Needs()
+    for first, last in runs(positions):
+        try:
+            blob[offsets[first] - base : offsets[last + 1] - base] = segment.read(first, last + 1)
+        except Cold as cold:
+            needs.add(cold)
+    needs.check()
+    return bytes(blob)
+
+
+def read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
+    """Return the records of [start, stop). `Cold` asks for more: the records behind them are probably not in memory."""
+    try:
+        return segment.read(start, stop)
+    except Cold:
+        held = segment.read_held(start, stop)
+        if held is not None and held.upto == stop:
+            return held.data
+        raise Cold([segment.need(start, stop, at_least_bytes=AHEAD_BYTES)]) from None
