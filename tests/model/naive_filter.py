@@ -96,12 +96,27 @@ def texts(value: Any) -> list[str]:
 
 # --- random pairs
 
-NAMES = ["a", "b", "id", "ä", "a b", "0", "1", "x/y", "e", "", "quo\"te", "\U0001f600"]
-TEXTS = [*NAMES, "Ada", "ada", "7", "Ada Lovelace", "a*b", "back\\slash", "line\nbreak", "é", "\u2028", "true", "AdaAda"]
+NAMES = ["a", "b", "id", "ä", "a b", "0", "1", "x/y", "e", "", 'quo"te', "\U0001f600"]
+TEXTS = [
+    *NAMES,
+    "Ada",
+    "ada",
+    "7",
+    "Ada Lovelace",
+    "a*b",
+    "back\\slash",
+    "line\nbreak",
+    "é",
+    "\u2028",
+    "true",
+    "AdaAda",
+]
+GREPPED = ["Ada", "a b", "ä", 'quo"te', "\\", "x/y", "line\n", "😀", "é"]
 NUMBERS = [
     "0", "-0", "0.0", "0e5", "7", "7.0", "7e0", "70e-1", "0.7E+1", "700e-2", "-7", "7.5", "75e-1", "100", "1e2", "1E2",
     "9007199254740992", "9007199254740993", "9007199254740993.0", "900719925474099.3e1", "18446744073709551616",
-    "0.1", "0.10", "0.1000000000000000055511151231257827", "1e400", "10e399", "1e-400", "123456789012345678901234567890",
+    "0.1", "0.10", "0.1000000000000000055511151231257827", "1e400", "10e399", "1e-400",
+    "123456789012345678901234567890",
     "3499", "34.99e2", "3.499e3", "0.3499e4",
 ]  # fmt: skip
 
@@ -188,7 +203,10 @@ class Pairs:
             value = json.dumps(rng.choice([text, text[:at] + "*" + text[at + 1 :], "*" + text, text[:2] + "*", "*"]))
         elif op == "Grep":
             # Digits, e and names of constants could be found in numbers, too.
-            path, value = '"data"', json.dumps(rng.choice(["Ada", "a b", "ä", 'quo"te', "\\", "x/y", "line\n", "😀", "é"]))
+            path, value = (
+                '"data"',
+                json.dumps(rng.choice(GREPPED)),
+            )
         else:
             value = self.scalar()
         return f"[{path},{json.dumps(op)},{value}]"

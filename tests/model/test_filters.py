@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 from msgspec import Raw
 
 from tests.model.naive_filter import Pairs, loads, matches
-from topics.errors import TopicsError
 from topics.model.field_tests import EXPONENT, CompiledFilter
 from topics.model.filters import parse_filter
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tests.model.naive_filter import loads, matches
 from tests.reference.model_topic import Fact, ModelTopic
 from tests.reference.oracle import Landed, Oracle
 from topics.clock import Clock
+from topics.model.filters import parse_filter
 from topics.model.records import TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
@@ -35,6 +37,16 @@ class Rule:
     cursor: int
     forwarded: int = 0
 
+    @property
+    def searches(self) -> bool:
+        """Whether the filter is on other fields than the tag."""
+        return self.match is not None and self.match.op == "Where"
+
+    def covers(self, fact: Fact) -> bool:
+        if self.match is None or not self.searches:
+            return self.match is None or self.match.covers(fact.tag)
+        return matches(loads(self.match.text.encode()), fact.data, fact.meta, fact.tag)
+
 
 class RouterOracle(Oracle):
     """All topics and all routers. For graphs without cycles, and topics without a TTL."""
@@ -49,8 +61,7 @@ class RouterOracle(Oracle):
             if topic not in self.topics:
                 self.put(topic, ConfigPatch())
         source, dest = self.topics[request.source], self.topics[request.dest]
-        assert not isinstance(request.filter, list), "the model supports only exact tags"
-        match = None if request.filter is None else TagMatch("Eq", request.filter)
+        match = parse_filter(request.filter)
         old = self.rules.get(name)
         if old is not None and (old.source, old.dest) == (source, dest):
             old.match, old.preserve_node, old.preserve_tag = match, request.preserve_node, request.preserve_tag
@@ -104,7 +115,7 @@ class RouterOracle(Oracle):
         fact = rule.source.facts[rule.cursor]
         if fact.lost:
             self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
-        elif fact.live and (rule.match is None or rule.match.covers(fact.tag)) and not self._copy(rule, fact):
+        elif fact.live and rule.covers(fact) and not self._copy(rule, fact):
             return False
         rule.cursor += 1
         for other in list(self.rules.values()):
@@ -147,7 +158,8 @@ class RouterOracle(Oracle):
                 continue
             for fact in source.facts[rule.cursor : lost[-1]]:
                 # For a record lost before the router read it, it is unknown whether it matches the filter.
-                matches = rule.match is None or fact.seq in before or rule.match.covers(fact.tag)
+                # A router does not search in records that it gives up.
+                matches = fact.seq in before or rule.searches or rule.covers(fact)
                 if fact.lost and matches:
                     self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
             rule.cursor = lost[-1]

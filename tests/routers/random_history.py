@@ -23,6 +23,7 @@ from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.storage.segments.cold import waiting
 
 TOPICS = "abcde"
+FILTERS = [None, None, "x", ["data", "Glob", "*1*x"]]
 T = TypeVar("T")
 
 
@@ -193,7 +194,7 @@ class World:
         rng = self.rng
         source, dest = self.topic(), self.topic()
         request = RouterRequest(
-            source=source, dest=dest, filter=rng.choice([None, None, "x"]), allow_cycle=self.cycles,
+            source=source, dest=dest, filter=rng.choice(FILTERS), allow_cycle=self.cycles,
             preserve_node=rng.random() < 0.8, guarantee=rng.choice(["at_least_once", "exactly_once"]),
             from_seq=rng.choice([None, 0, 2]),
         )  # fmt: skip

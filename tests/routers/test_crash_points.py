@@ -16,6 +16,8 @@ from tests.simulated.inode import CrashMode
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 
+BOTH = ["And", [["tag", "Eq", "x"], ["Or", [["data", "Ge", 1], ["data", "Eq", "direct"]]]]]
+
 
 def scene(server: SimServer) -> Iterator[None]:
     """Appends, forwards and cursors in every order that matters, with a chain, a filter and a direct write."""
@@ -24,7 +26,7 @@ def scene(server: SimServer) -> Iterator[None]:
     server.put("b", durability="fsync")
     yield
     server.done(routers.put("ab", RouterRequest(source="a", dest="b")))
-    server.done(routers.put("bc", RouterRequest(source="b", dest="c", filter="x", guarantee="exactly_once")))
+    server.done(routers.put("bc", RouterRequest(source="b", dest="c", filter=BOTH, guarantee="exactly_once")))
     yield
     server.append("a", "1", "2", tag="x")
     yield

@@ -41,7 +41,7 @@ requests = st.builds(
     RouterRequest,
     source=names,
     dest=names,
-    filter=st.sampled_from([None, None, "x"]),
+    filter=st.sampled_from([None, None, "x", ["data", "Lt", 50]]),
     preserve_node=st.booleans(),
     preserve_tag=st.sampled_from([True, True, False]),
     from_seq=st.sampled_from([None, None, 0, 2]),
