@@ -1481,6 +1481,7 @@ export class Topics {
     }
     const path = `/v0/topics/${encodeURIComponent(topic)}?return_seqs=false`
     const done = await this.#call("POST", path, { body, signal, keyed: true })
+    if (done.created) console.warn(`topics: ${topic} did not exist; this append has created it`)
     return {
       firstSeq: done.first_seq,
       lastSeq: done.last_seq,

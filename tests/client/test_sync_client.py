@@ -47,6 +47,17 @@ def test_threads_write_and_work(server: ServerProcess, name: str) -> None:
         assert topics.topic(name).count == 0
 
 
+def test_topic_that_an_append_has_created_is_logged_once(
+    server: ServerProcess, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Topics(server.url) as topics, caplog.at_level("INFO", logger="topics.client"):
+        for n in range(3):
+            topics.append(name, n)
+    assert [record.getMessage() for record in caplog.records if record.name == "topics.client"] == [
+        f"the topic {name} did not exist; this append has created it"
+    ]
+
+
 def test_flush_raises_in_threads_what_could_not_be_written(server: ServerProcess, name: str) -> None:
     with Topics(server.url) as topics:
         topics.put_topic(name, cap_bytes=2000)

@@ -213,8 +213,9 @@ def test_express_appends_works_and_ends(programs: Programs, server: ServerProces
 
 
 REPORT = """<script>
-  new MutationObserver(() => fetch("/seen", { method: "POST", body: document.querySelector("li").textContent }))
-    .observe(document.getElementById("news"), { childList: true })
+  const last = () => document.querySelector("li:last-child").textContent
+  new MutationObserver(() => fetch("/seen", { method: "POST", body: last() }))
+    .observe(document.querySelector("ul"), { childList: true })
 </script>"""
 
 
@@ -235,4 +236,31 @@ def test_page_reads_with_a_key_of_few_rights(tmp_path: Path) -> None:
             topics.append("public-news", "hello")
             with visiting(site.origin, tmp_path):
                 assert seen.get(timeout=BROWSER_WAIT_S) == b'"hello"'
+        server.stop()
+
+
+@needs_browser
+@pytest.mark.parametrize("with_token", [False, True])
+def test_page_of_the_readme_shows_orders_from_another_origin(tmp_path: Path, with_token: bool) -> None:
+    [page] = re.findall(r"```html\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    seen: Queue[bytes] = Queue()
+    with Site(seen.put) as site:
+        keys = {"api_keys": "shop"} if with_token else {}
+        server = ServerProcess(tmp_path / "server", {"cors_origins": site.origin, **keys})
+        with Topics(server.url, token="shop" if with_token else None) as topics:
+            topics.append("orders", {"sku": "V60"})
+            site.page = page.replace("http://localhost:4000", server.url) + REPORT
+            if with_token:
+                made = httpx.post(
+                    f"{server.url}/v0/tokens",
+                    headers={"authorization": "Bearer shop"},
+                    json={"names": ["orders"], "operations": ["watch"], "origins": [site.origin]},
+                ).json()["token"]
+                site.page = site.page.replace(
+                    f'Topics("{server.url}")', f'Topics("{server.url}", {{ token: async () => "{made}" }})'
+                )
+            with visiting(site.origin, tmp_path):
+                assert json.loads(seen.get(timeout=BROWSER_WAIT_S)) == {"sku": "V60"}
+                topics.append("orders", {"sku": "new"})
+                assert json.loads(seen.get(timeout=BROWSER_WAIT_S)) == {"sku": "new"}
         server.stop()

@@ -87,6 +87,13 @@ test("an option that a method does not have is an error", async () => {
   socket?.close()
 })
 
+test("a topic that an append has created is reported once", async (context) => {
+  const warn = context.mock.method(console, "warn", () => {})
+  const topic = name()
+  for (const n of [1, 2, 3]) await topics.append(topic, n)
+  assert.deepEqual(warn.mock.calls.map((call) => call.arguments[0].includes(topic)), [true])
+})
+
 test("the same key appends once", async () => {
   const topic = name()
   await topics.appendMany(topic, [{ data: 1 }], { idempotencyKey: "k" })

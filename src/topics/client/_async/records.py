@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Literal, Unpack
@@ -38,6 +39,7 @@ SCAN_FORMATS = {
     "segments": SEGMENTS,
 }
 SILENCE_S = 60.0
+log = logging.getLogger("topics.client")
 
 
 class AsyncRecordCalls(AsyncCalls):
@@ -95,7 +97,10 @@ class AsyncRecordCalls(AsyncCalls):
                 ),
             }  # fmt: skip
             path = topic_path(topic, return_seqs=False)
-            return await self._http.call("POST", path, Appended, body=body, keyed=True)
+            done = await self._http.call("POST", path, Appended, body=body, keyed=True)
+        if done.created:
+            log.info("the topic %s did not exist; this append has created it", topic)
+        return done
 
     async def diff(
         self,
