@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nsmallest
 from itertools import chain, islice, pairwise
-from operator import add, attrgetter
+from operator import add
 
 from topics.engine.state.jobs.job import PRIORITIES, Job
 from topics.engine.state.jobs.leases import Leases
@@ -35,9 +35,8 @@ from topics.storage.segments.segment import Segment
 TURNS = 8
 EXAMINE_MAX = 4096  # seqs that the cursor passes in one step; more would delay other requests
 AHEAD = 256  # seqs of one priority whose segments are fetched together
+KEY_FIELD = record_bytes.KEY[1:] + b"%b,%b"
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
-
-_seqs_of = attrgetter("seqs")
 
 
 class Pass:
@@ -56,7 +55,8 @@ class Pass:
         self._found_plain = False
         self._examined = 0  # seqs of the log
         self._rated = topic.config.rate_per_key is not None
-        self._ats: list[int] = []  # for each priority, where the search is; empty if no job has a priority
+        # For each priority with jobs, from the highest on, where the search is. 0 has those of the log, too.
+        self._ats = {at: queue.by_priority[at].at for at in reversed(range(PRIORITIES)) if queue.by_priority[at].seqs}
         self._stays: dict[int, int] = {}  # by priority, the first place with a job that a staged delete takes
         self._turns_before = queue.turn, list(queue.served)
         try:
@@ -64,8 +64,8 @@ class Pass:
                 self._take_reclaimed(want)
             if queue.keys.blocked and queue.ready - len(queue.keys.blocked) <= len(self.jobs):
                 return  # all others wait for a job of their key
-            if any(map(_seqs_of, queue.by_priority)):  # `trim` empties them
-                self._ats = [waiting.at for waiting in queue.by_priority]
+            if self._ats:
+                self._ats.setdefault(0, queue.by_priority[0].at)
                 self._take_by_priority(want)
             elif len(self.jobs) < want:
                 self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs), others=False)]
@@ -83,7 +83,7 @@ class Pass:
             queue.reclaim.move_to_end(job.seq, last=False)
 
     def keep(self) -> None:
-        for priority, at in enumerate(self._ats):
+        for priority, at in self._ats.items():
             waiting = self.queue.by_priority[priority]
             waiting.at = self._stays.get(priority, at)
             waiting.trim()
@@ -114,7 +114,7 @@ class Pass:
         queue, jobs = self.queue, self.jobs
         while len(jobs) < want:
             fronts: dict[int, int] = {}
-            for priority in range(PRIORITIES - 1, -1, -1):
+            for priority in self._ats:
                 if (seq := self._front(priority, others=bool(fronts))) is not None:
                     fronts[priority] = seq
             if not fronts:
@@ -143,7 +143,7 @@ class Pass:
         waiting = self._front_waiting(priority)
         if priority:
             return waiting
-        if self._next_plain is None:
+        if self._next_plain is None and self.queue.cursor <= self.topic.head:
             self._next_plain = next(iter(self._plain(1, others=others or waiting is not None)), None)
         if waiting is None or self._next_plain is None:
             return waiting or self._next_plain
@@ -316,8 +316,11 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
         skip = base - record_bytes.seq_bytes(segment.first + low)
         fields: Iterable[bytes] = [blob[a - skip : b - base - 1] for a, b in pairwise(ends)]
         if columns.extras:
-            keys = map(record_bytes.key_part, map(columns.key_at, range(low, high)))
-            fields = map(add, map(as_field, keys), fields)
+            keys = map(columns.key_at, range(low, high))
+            fields = [
+                row if key is None else KEY_FIELD % (encode_json(key), row)
+                for key, row in zip(keys, fields, strict=True)
+            ]
         if columns.tags is not None:
             fields = map(add, _tag_fields(columns, columns.tags[low:high].tolist()), fields)
         found += fields
