@@ -84,6 +84,11 @@ ARCHIVE = Pipeline(
             "repeatable; from a TOML file of topics and lists: @FILE",
             action="append", default=[],
         ),
+        option("--expect SQL", "condition that records should meet, such as 'value:qty::int > 0'; counts the others"),
+        one_of(
+            option("--reject-to TOPIC", "copy records that do not meet --expect to this topic"),
+            option("--strict", "fail before records are archived that do not meet --expect"),
+        ),
         follow(5.0),
         option("--max-bytes-per-second N", "read at most this much from the server", type=int),
         option("--trim", "delete records from the topics once the lake has confirmed them"),

@@ -1,10 +1,9 @@
 """Parse JSON texts into Arrow columns, with the rules of Spark's `from_json` (mode permissive).
 
 Every path that gives a field of `data` a type uses this module: reads from a server, from files and from a lake, and
-the typed columns of a lake. Strings and integers of records with equal members are found by position.
-Otherwise all records are decoded in one call into typed structs. A record that does not fit is decoded again, field by
-field: a field that does not fit is NULL, and the record counts as malformed. A string column takes any value: numbers
-and objects as their JSON text.
+the typed columns of a lake. All records are decoded in one call into typed structs. A record that does not fit is
+decoded again, field by field: a field that does not fit is NULL, and the record counts as malformed. A string column
+takes any value: numbers and objects as their JSON text.
 
 Columns are Arrow fields, with the names of the members.
 """
@@ -23,8 +22,6 @@ from operator import attrgetter
 from typing import Annotated, Any, TypedDict
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta, Raw
@@ -58,15 +55,9 @@ class JsonFields:
         )
         self._getters = [attrgetter(slot) for slot in slots]
         self._decoder = msgspec.json.Decoder(self._row)
-        self._flat = [(field.name, field.type) for field in fields]
-        self._may_be_flat = all(kind == pa.string() or pa.types.is_integer(kind) for _, kind in self._flat)
 
     def parse(self, data: pa.Array) -> tuple[list[pa.Array], list[int]]:
         """Return the columns, and the positions of malformed records. `data` has no nulls."""
-        if self._may_be_flat and len(data):
-            if (columns := flat_columns(data, self._flat)) is not None:
-                return columns, []
-            self._may_be_flat = False  # the next records probably differ as well
         rows: list[Any] | None = [self._row()] * len(data)
         malformed = set[int]()
         if self._fields and len(data):
@@ -231,103 +222,3 @@ def _string(text: bytes) -> str:
     """Return the characters of a JSON string. Half a surrogate pair becomes a question mark."""
     found: str = json.loads(text)
     return found.encode(errors="replace").decode()
-
-
-# --- records that all have the same members, without a Python step per record
-#
-# Most producers write every record with the same members in the same order. Then the positions of the quotes give those
-# of the values. Anything else is parsed one by one: nested values, escapes, a value of another type, other members. So
-# only the speed depends on the shape of the records.
-
-QUOTE, BACKSLASH, BRACE, BRACKET_TO_BRACE = 0x22, 0x5C, 0x7B, 0x20
-WORD_BYTES = 8
-
-Positions = npt.NDArray[np.int64]
-
-
-def flat_columns(data: pa.Array, fields: Sequence[tuple[str, pa.DataType]]) -> list[pa.Array] | None:
-    """Return the columns of these members, or None if the texts are not flat objects with the same members.
-
-    `data` is an array of valid JSON texts without nulls; the types are `pa.string()` and integers.
-    """
-    try:
-        names = list(msgspec.json.decode(data[0].as_py(), type=dict[str, msgspec.Raw]))
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    starts = np.frombuffer(data.buffers()[1], np.int32)[data.offset : data.offset + len(data) + 1].astype(np.int64)
-    body = np.frombuffer(data.buffers()[2], np.uint8)[starts[0] : starts[-1]]
-    text = np.zeros(len(body) + WORD_BYTES, np.uint8)
-    text[:-WORD_BYTES] = body
-    starts -= starts[0]
-    # One opening brace or bracket per record: no object is nested, and none is in a string.
-    if np.any(body == BACKSLASH) or np.count_nonzero(body | BRACKET_TO_BRACE == BRACE) != len(data):
-        return None
-    quotes: Positions = np.flatnonzero(body == QUOTE)
-    if not len(quotes) or len(quotes) % len(data) or np.any(text[starts[:-1]] != BRACE):
-        return None
-    quotes = quotes.reshape(len(data), -1)
-    if np.any(quotes[:, 0] < starts[:-1]) or np.any(quotes[:, -1] >= starts[1:]):
-        return None
-    keys = _keys(text, quotes, names)
-    if keys is None:
-        return None
-    ends = [*quotes.T, starts[1:]]
-    found = []
-    for name, kind in fields:
-        column = pa.nulls(len(data), kind) if name not in keys else _column(text, ends, keys[name], kind)
-        if column is None:
-            return None
-        found.append(column)
-    return found
-
-
-def _keys(text: npt.NDArray[np.uint8], quotes: Positions, names: Sequence[str]) -> dict[str, int] | None:
-    """Return at which quote of a record each name begins, or None if a record has other names or another order.
-
-    A record with a name twice has more quotes than its names and strings account for.
-    """
-    keys: dict[str, int] = {}
-    at = 0
-    for name in names:
-        if at + 1 >= quotes.shape[1] or not _all_begin(text, quotes[:, at], f'"{name}":'.encode()):
-            return None
-        keys[name] = at
-        is_string = text[quotes[:, at + 1] + 2] == QUOTE
-        at += 4 if is_string[0] else 2
-        if np.any(is_string != is_string[0]):
-            return None
-    return keys if at == quotes.shape[1] else None
-
-
-def _all_begin(text: npt.NDArray[np.uint8], starts: Positions, expected: bytes) -> bool:
-    """Return whether these bytes are at every one of the positions."""
-    words = np.ndarray((len(text) - WORD_BYTES + 1,), np.uint64, text, strides=(1,))  # at every byte
-    for at in range(0, len(expected), WORD_BYTES):
-        piece = expected[at : at + WORD_BYTES]
-        mask = np.frombuffer((b"\xff" * len(piece)).ljust(WORD_BYTES, b"\0"), np.uint64)[0]
-        wanted = np.frombuffer(piece.ljust(WORD_BYTES, b"\0"), np.uint64)[0]
-        if int(starts[-1]) + at >= len(words) or np.any(words[starts + at] & mask != wanted):
-            return False
-    return True
-
-
-def _column(text: npt.NDArray[np.uint8], ends: Sequence[Positions], key: int, kind: pa.DataType) -> pa.Array | None:
-    is_string = key + 3 < len(ends) and ends[key + 2][0] == ends[key + 1][0] + 2
-    if is_string != (kind == pa.string()):
-        return None
-    if is_string:
-        return _slices(text, ends[key + 2] + 1, ends[key + 3])
-    # A number ends before the comma or brace that is before the next quote or the next record.
-    values = _slices(text, ends[key + 1] + 2, ends[key + 2] - 1)
-    try:
-        return values.cast(kind)
-    except pa.ArrowInvalid:
-        return None
-
-
-def _slices(text: npt.NDArray[np.uint8], starts: Positions, stops: Positions) -> pa.Array:
-    """Return the texts between these positions. See `topics.arrow` on how."""
-    offsets = np.empty(2 * len(starts), np.int32)
-    offsets[0::2], offsets[1::2] = starts, stops
-    both = pa.StringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(text))
-    return both.take(pa.array(np.arange(0, len(offsets), 2, dtype=np.int32)))

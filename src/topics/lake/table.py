@@ -238,11 +238,6 @@ class TopicTable:
             self._delta.commit(build)
             return self._opened_state()
 
-    def check(self, change: Change, base: TopicState | None = None) -> None:
-        """Raise `Conflict` if a change that was made from `base` does not fit to the newest state."""
-        newest = self.state()
-        _check(newest, base or newest, change)
-
     def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
         """Raise `LakeError` or `Damaged` unless every new file is there with its full size.
 
@@ -252,7 +247,7 @@ class TopicTable:
             for file in change.adds:
                 size = self._storage.size(file.path)
                 if size is None:
-                    self.check(change, base)
+                    _check(self.state(), base, change)
                     raise LakeError(
                         f"{self._storage.uri(file.path)}: a file that a task wrote is not here; the lake must be a "
                         "directory that the driver and all executors share, or be in an object store"

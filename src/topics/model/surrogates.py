@@ -27,7 +27,6 @@ PIECE_BYTES = 32 << 10  # text per step, one or two milliseconds
 RECORDS_A_STEP = 64
 
 _HALF = re.compile("[\ud800-\udfff]")
-_HALF_ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
 _NAMES = ("node", "idempotency_key", "topic", "request_id")  # fields of a write that are stored as decoded text
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -198,13 +197,3 @@ def object_of(members: Mapping[str, Any]) -> bytes:
     except UnicodeEncodeError:  # a name with a lone surrogate, which only an escape can express
         parts = (b"%b:%b" % (json.dumps(name).encode(), _encode(value)) for name, value in members.items())
         return b"{%b}" % b",".join(parts)
-
-
-def escaped(text: str) -> str:
-    """Return the text with lone surrogates as escapes, for places that accept only Unicode."""
-    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
-
-
-def unescaped(text: str) -> str:
-    """Return the text with escapes turned back into surrogates: the inverse of `escaped`."""
-    return _HALF_ESCAPE.sub(lambda half: chr(int(half[1], 16)), text) if "\\u" in text else text

@@ -100,7 +100,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     nodes: tuple[str, ...] = field(default=(), name="node")
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
-    kafka_columns: bool = False
     columns: tuple[str, ...] | None = None
     typed: bool = False
     push_filters: bool = False
@@ -346,7 +345,7 @@ READ: Converters = {
     "startingTimestamp": _timestamp, "endingTimestamp": _timestamp, "maxOffsetsPerTrigger": at_least(1),
     "consumer": valid(check_consumer), "minPartitions": at_least(1), "maxPartitionBytes": at_least(1),
     "maxBytesPerSecond": at_least(1),
-    "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag, "kafkaColumns": flag,
+    "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag,
     "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
     "columns": some, "typed": flag, "pushFilters": flag,
 }  # fmt: skip

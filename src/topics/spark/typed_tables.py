@@ -11,15 +11,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from topics.plurals import counted
-from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.layout import record_columns
+from topics.spark.options import BadOption, with_absolute_paths
+from topics.spark.source.layout import PLAIN
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
 
 SAMPLE = 1000
-_EXACT = (
-    t.StringType, t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType,
-    t.DecimalType,
-)  # fmt: skip
 
 
 def table(
@@ -48,7 +44,7 @@ def table(
                 "spark.sql.caseSensitive to true"
             )
     given = _given(topic, options)
-    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in record_columns(read_options(given))]
+    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in PLAIN]
     fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
     if columns is not None:
         by_name = {field.name: field for field in fields}
@@ -59,16 +55,8 @@ def table(
         names = dict.fromkeys([*columns, *(field.name for field in parsed_as_well)])
         fields = [by_name[name] for name in names]
     reader = spark.read.format("topics").options(**given)
-    if all(_is_exact(field.dataType) for field in wanted.fields):
-        frame = reader.schema(t.StructType(fields)).option("typed", "true").load()
-        return frame if columns is None or len(fields) == len(columns) else frame.select(*map(_quoted, columns))
-    # Spark's `from_json` parses types whose text has many forms, such as timestamps.
-    frame, parsed = reader.load(), t.StructType([*wanted.fields]).add(MALFORMED, t.StringType())
-    value = F.from_json("data", parsed, {"columnNameOfCorruptRecord": MALFORMED}).alias("value")
-    around = [F.col(f"`{name}`").alias(f"_{name}") for name in frame.columns]
-    found = [F.col("value").getField(name).alias(name) for name in [*wanted.fieldNames(), MALFORMED]]
-    whole = frame.select(value, *around).select(*found, *[f"_{name}" for name in frame.columns])
-    return whole if columns is None else whole.select(*map(_quoted, columns))
+    frame = reader.schema(t.StructType(fields)).option("typed", "true").load()
+    return frame if columns is None or len(fields) == len(columns) else frame.select(*map(_quoted, columns))
 
 
 def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> t.StructType:
@@ -88,16 +76,7 @@ def merged_type(spark: SparkSession, texts: Sequence[str]) -> t.DataType:
     return found.elementType if isinstance(found, t.ArrayType) else found
 
 
-def _is_exact(kind: t.DataType) -> bool:
-    """Return whether the source parses this type exactly as Spark does."""
-    if isinstance(kind, t.StructType):
-        return all(_is_exact(field.dataType) for field in kind.fields)
-    return _is_exact(kind.elementType) if isinstance(kind, t.ArrayType) else isinstance(kind, _EXACT)
-
-
 def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
-    if any(name.lower() == "kafkacolumns" for name in options):
-        raise ValueError("kafkaColumns: a table has its own columns; remove the option")
     given = {"subscribe": topic}
     for name, value in options.items():
         text = str(value).lower() if isinstance(value, bool) else value

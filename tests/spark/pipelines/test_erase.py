@@ -22,7 +22,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
 from topics.lake.erasure import LakeErasure
-from topics.spark.pipelines.erase import driver, notes
+from topics.spark.pipelines.erase import driver
 from topics.spark.pipelines.erase.driver import erase, parse
 from topics.spark.pipelines.run.job import BadUsage, Failed
 
@@ -413,7 +413,7 @@ def test_without_a_lake_no_other_record_is_taken_for_an_erased_copy(world: World
 
     with monkeypatch.context() as patched:
         patched.setattr(Client, "delete", cut)
-        patched.setattr(notes, "IDS_A_PART", 1)
+        patched.setattr(driver, "IDS_A_NOTE", 1)
         with pytest.raises(Cut):
             world.erase()
     assert (world.live("a"), world.live("b")) == (["same"], [])

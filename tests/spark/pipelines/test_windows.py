@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from topics.spark.pipelines.windows import (
-    DIGEST_DIGITS,
     NEVER,
     Declaration,
     Open,
@@ -104,6 +103,4 @@ def test_other_aggregates_need_all_records(select: str):
 
 
 def test_digest_of_a_declaration_is_a_number_of_a_table():
-    digest = Declaration(topic="t", window="1 minute", table="/x").digest
-    assert f"{int(digest, 16):0{DIGEST_DIGITS}x}" == digest
-    assert 0 <= int(digest, 16) < 1 << 63
+    assert 0 <= Declaration(topic="t", window="1 minute", table="/x").digest < 1 << 63

@@ -13,8 +13,8 @@ KINDS: dict[str, t.DataType] = {
     "STRING": t.StringType(),
     "BINARY": t.BinaryType(),
     "BIGINT": t.LongType(),
+    "INT": t.IntegerType(),
     "INTERVALS": t.StructType().add("a", t.DayTimeIntervalType()),
-    "HEADERS": t.ArrayType(t.StructType().add("key", t.StringType()).add("value", t.BinaryType())),
 }
 
 
@@ -66,12 +66,9 @@ def test_tag_node_and_meta_are_written_if_present():
 
 
 def test_kafka_names_are_accepted():
-    headers = [[{"key": "n", "value": b"5"}, {"key": "s", "value": b"plain"}, {"key": "none", "value": None}]]
-    schema = "key BINARY, value BINARY, offset BIGINT, topic STRING, headers HEADERS"
-    sourced, _ = render(
-        schema, {"key": [b"k"], "value": [b"{}"], "offset": [7], "topic": ["in"], "headers": headers}, topic="out"
-    )
-    assert sourced == [Sourced("out", "in", 7, b'{"data":{},"tag":"k","meta":{"n":5,"s":"plain","none":null}}')]
+    arrow = {"key": [b"k"], "value": [b"{}"], "offset": [7], "topic": ["in"], "partition": [0]}
+    sourced, _ = render("key BINARY, value BINARY, offset BIGINT, topic STRING, partition INT", arrow, topic="out")
+    assert sourced == [Sourced("out", "in", 7, b'{"data":{},"tag":"k"}')]
 
 
 def test_rows_follow_their_topic_column_and_keep_their_source():

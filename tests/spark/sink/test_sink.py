@@ -275,9 +275,8 @@ def test_half_surrogate_pair_passes_reads_streams_lake_and_sink(
 
     options = {"subscribe": topic, "lake": tmp_path / "lake"}
     save(load(spark, url=server.url, **options), server.url, topic=f"{topic}.plain")
-    stream = source(spark, server.url, **options, kafkaColumns="true")
-    copy(stream, server.url, tmp_path / "checkpoint", topic=f"{topic}.kafka")
-    for name in (f"{topic}.plain", f"{topic}.kafka"):
+    copy(source(spark, server.url, **options), server.url, tmp_path / "checkpoint", topic=f"{topic}.stream")
+    for name in (f"{topic}.plain", f"{topic}.stream"):
         found = [item for item in client.read(name, include_tags=True) if isinstance(item, Record)]
         assert [(bytes(one.data), bytes(one.meta)) for one in found] == ODD, name  # type: ignore[arg-type]
         assert {(one.tag, one.node) for one in found} == {("t", "n")}

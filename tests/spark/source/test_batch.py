@@ -156,20 +156,6 @@ def test_start_past_the_head_is_refused_and_a_stale_one_is_a_gap(
 # --- shapes
 
 
-def test_kafka_columns_have_kafka_names(spark: SparkSession, server: ServerProcess, client: Client):
-    client.put_topic("kafka", cap_records=2)
-    client.append("kafka", [{"data": 0}, {"data": {"a": 1}, "tag": "k", "meta": {"h": "v", "n": 5}}, {"data": 2}])
-    frame = load(
-        spark, url=server.url, subscribe="kafka", kafkaColumns="true", failOnDataLoss="false",
-        startingOffsets='{"kafka": 1}',
-    )  # fmt: skip
-    gap, one, two = sorted(frame.collect(), key=lambda row: row.offset)
-    assert (gap.kind, gap.offset, gap.gap_to, gap.reason, gap.value) == ("gap", 1, 1, "cap", None)
-    assert (bytes(one.key), bytes(one.value), one.topic, one.partition, one.offset) == (b"k", b'{"a":1}', "kafka", 0, 2)
-    assert [(row.key, bytes(row.value)) for row in one.headers] == [("h", b"v"), ("n", b"5")]
-    assert (two.key, two.headers, two.timestampType, two.kind) == (None, None, 1, "record")
-
-
 def test_topics_are_selected_by_prefix_and_pattern(spark: SparkSession, server: ServerProcess, client: Client):
     for name in ("eu.a", "eu.b", "us.a"):
         client.append(name, [{"data": name}])

@@ -65,8 +65,6 @@ def test_epoch_tells_records_of_a_recreated_topic_apart(server: ServerProcess, c
         assert [row["_epoch"] for row in read(server.url, "n INT, _epoch BIGINT", **options)] == [rows[0]["epoch"]] * 2
         keys |= {(row["topic"], row["epoch"], row["seq"]) for row in rows}
     assert len(keys) == 4  # of each epoch a gap and a record
-    [kafka] = read(server.url, subscribe=topic, kafkaColumns="true")
-    assert kafka["epoch"] == rows[0]["epoch"]
 
 
 def test_malformed_without_a_field_is_refused(server: ServerProcess, shop: str):
@@ -108,7 +106,6 @@ def test_gap_is_a_row_of_a_typed_read(server: ServerProcess, shop: str):
         ("seq BIGINT, sku STRING", {}, r"seq \(bigint\) is a column of the record"),
         ("seq STRING", {}, "set the option typed to true"),
         ("sku STRING, _seq STRING", {}, "_seq is of type bigint"),
-        ("sku STRING", {"kafkaColumns": "true"}, "a typed read has its own columns"),
         ("sku STRING", {"columns": "seq"}, "the schema already chooses the columns"),
         (None, {"columns": "sequence"}, "there is no column 'sequence'"),
         (None, {"columns": " "}, "at least one column"),

@@ -7,7 +7,7 @@ then the older records of these keys are looked for and deleted by seq, many in 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Unpack
@@ -71,9 +71,8 @@ COLUMNS = pa.schema(
 
 
 class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
-    """The position of a compaction, with its declaration: keys of two topics or expressions must not mix."""
+    """The position of a compaction."""
 
-    declaration: int
     plan: int = 0
     stale_to: int = 0  # records of the output up to this seq were written before the last restart
 
@@ -272,19 +271,6 @@ class Compaction(rounds.Rounds[CompactPosition]):
     _declared: str  # the expression of the key
     _kept: Sequence[RowsFile] = ()  # files of the table that stay
     _new_bytes = _changed_bytes = 0  # estimated size of the records of a step, and of the rows that it writes again
-
-    def check_fits(self, known: CompactPosition) -> None:
-        if known.declaration != self._start.declaration:
-            raise BadUsage(
-                f"{self.name} holds something else than the latest of {self._source.topic} by {self._declared}",
-                next="use another output, or start again with --full",
-            )
-
-    def of_facts(self, facts: Mapping[str, int]) -> CompactPosition:
-        return msgspec.convert(dict(facts), CompactPosition)
-
-    def facts_of(self, at: CompactPosition) -> dict[str, int]:
-        return {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
 
     def recreated(self, at: CompactPosition, epoch: int) -> CompactPosition:
         self._job.warn(f"topic {self._source.topic} was recreated; unread records of its earlier epoch are lost")

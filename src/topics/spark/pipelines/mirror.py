@@ -24,7 +24,6 @@ from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import (
     MAX_ROUNDS,
     CopyTask,
-    LostSeqs,
     MirrorResult,
     copy,
     hops_of,
@@ -224,7 +223,6 @@ class MirrorPosition(Struct, frozen=True, kw_only=True):
     target_epoch: int = 0  # epoch of the topic on the target; 0 if it does not exist
     target_seq: int = 0  # its head when the plan was saved, and when it was done
     lost_epoch: int | None = None  # the earlier epoch, until its end is reported to the target
-    pending_gap: LostSeqs | None = None  # the gap right before the next record
 
 
 @dataclass(kw_only=True)
@@ -313,7 +311,6 @@ class Link:
             stop=stop,
             present=present,
             lost_epoch=at.lost_epoch,
-            pending_gap=at.pending_gap,
             config={} if there is not None else self._settings(row.topic),
             expected_bytes=(stop - at.done) * row.bytes // max(row.head_seq + 1 - row.earliest_seq, 1),
         )
@@ -379,7 +376,7 @@ class Link:
                 continue
             at = self._at[task.topic]
             done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
-            at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, pending_gap=outcome.pending_gap)
+            at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None)
             now = there.get(task.topic)
             if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds the new epoch
                 at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)

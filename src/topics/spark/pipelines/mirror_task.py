@@ -13,9 +13,7 @@ topic of a server that is in its list. This ends the loops of mirrors, with or w
 Routers, `replay` and `compact` copy the meta of a record to the records that they derive from it, the list included. A
 derived record was not in these topics itself. It is recognised by its topic, which differs from the last entry.
 
-A record that reports a gap (`"kind": "gap"` beside the list) has the last lost seq as `to`. The first record after the
-gap reports it again, as `lost`: if the target has a cap, the gap record is older than the records after it and is
-evicted first.
+A record that reports a gap (`"kind": "gap"` beside the list) has the last lost seq as `to`.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ class CopyTask(Struct, kw_only=True):
     heeds_trims: bool = False  # whether to end at records that are trimmed before they are read
     config: dict[str, Any] = {}
     expected_bytes: int = 0  # of the records that it reads
-    pending_gap: LostSeqs | None = None  # the gap right before `start`
 
     @property
     def run(self) -> str:
@@ -85,11 +82,10 @@ class MirrorResult(DeliveryResult, kw_only=True):
     circling: int = 0  # records that left this topic `MAX_ROUNDS` times before, and were not sent again
     size_bytes: int = 0
     trimmed_at: int = 0  # if not 0: the copy ended before this seq, because the source was trimmed meanwhile
-    pending_gap: LostSeqs | None = None  # a gap that the next record has to report
 
 
 def copy(task: CopyTask) -> MirrorResult:
-    outcome = MirrorResult(pending_gap=task.pending_gap)
+    outcome = MirrorResult()
     with client_for(task.target) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
@@ -109,7 +105,7 @@ def copy(task: CopyTask) -> MirrorResult:
 
 def rehearse(task: CopyTask) -> MirrorResult:
     """Return the result that `copy` would have: read everything, send nothing."""
-    outcome = MirrorResult(pending_gap=task.pending_gap, records=int(task.lost_epoch is not None))
+    outcome = MirrorResult(records=int(task.lost_epoch is not None))
     for row in read(task, outcome):
         outcome.records += 1
         if row.lost is not None:
@@ -132,10 +128,9 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
 
 
 def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
-    """Yield the rows of a batch to send. The record right after a gap reports it as well: see the module."""
+    """Yield the rows of a batch to send."""
     for one in delivery.fields_of(batch):
         if one.kind == "gap":
-            outcome.pending_gap = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
             yield task.gap_row(one.seq, one.to, one.reason)
             continue
         hops = hops_of(one.meta)
@@ -146,12 +141,8 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
         elif sum((hop.at, hop.topic) == (task.source_id, task.topic) for hop in hops) >= MAX_ROUNDS:
             outcome.circling += 1
         else:
-            hop = Hop(
-                at=task.source_id, topic=task.topic, epoch=task.epoch, seq=one.seq, ts=one.ts,
-                lost=outcome.pending_gap or UNSET,
-            )  # fmt: skip
+            hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=one.seq, ts=one.ts)
             record = delivery.record_of(one.data, one.node, one.tag, delivery.stamped(one.meta, KEY, [*hops, hop]))
-            outcome.pending_gap = None
             outcome.size_bytes += len(record)
             yield OutgoingRow(one.seq, one.seq, record)
 
@@ -159,14 +150,6 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
 # --- the list of servers in the meta of a record
 
 KEY = "_topics_mirror"
-
-
-class LostSeqs(Struct, frozen=True, kw_only=True):
-    """Lost seqs of the source, both ends inclusive."""
-
-    gap_from: int
-    gap_to: int
-    reason: str
 
 
 class Hop(Struct, frozen=True, kw_only=True):
@@ -178,7 +161,6 @@ class Hop(Struct, frozen=True, kw_only=True):
     seq: int
     ts: int | UnsetType = UNSET  # when it was committed there
     to: int | UnsetType = UNSET
-    lost: LostSeqs | UnsetType = UNSET  # the gap right before it on that server
 
     @property
     def last(self) -> int:

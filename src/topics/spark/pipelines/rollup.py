@@ -27,7 +27,7 @@ from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas, stamp_in
 from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.windows import DIGEST_DIGITS, Declaration, Open, Partial, Seen, Turn
+from topics.spark.pipelines.windows import Declaration, Open, Partial, Seen, Turn
 from topics.spark.sink.chunks import Chunk, Sent, pieces, send
 from topics.spark.source.catalog import client_for
 from topics.spark.sql.text import lenient
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 EVERY_S = 5.0
-OTHER_OUTPUT = "use another output, or start again with --full: all windows are then written again"
 KEY = "_topics_rollup"
 OPEN = "_open"  # folder of a table, which readers and VACUUM pass over because of its underscore
 TASK_ROWS = 100_000  # of the result
@@ -49,7 +48,6 @@ _encode = msgspec.json.Encoder().encode
 class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """The position of a rollup. `due` are the windows that are being written, or None; the rest is as before them."""
 
-    digest: str
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
     state: bytes = b""  # partial aggregates of the open windows, as an Arrow stream; empty: records are read again
@@ -83,7 +81,7 @@ def rollup(
         if not source.wait_until_exists(follow=follow):
             return job.report
         Rolling(
-            source, declaration, RollupPosition(digest=declaration.digest, epoch=0), full=full,
+            source, declaration, RollupPosition(declaration=declaration.digest, epoch=0), full=full,
             into=declaration.into, table=declaration.table, positions=positions_topic,
             prefix=f"rollup:{declaration.topic}:{declaration.into}:", step_seqs=step_seqs,
         ).run(follow=follow, every_s=every_s)  # fmt: skip
@@ -108,29 +106,21 @@ class Rolling(rounds.Rounds[RollupPosition]):
             if self._has_view:
                 self._job.spark.catalog.dropTempView("records")
 
-    def check_fits(self, known: RollupPosition) -> None:
-        if known.digest != self._declared.digest:
-            raise BadUsage(f"{self.name} holds a rollup with another declaration", next=OTHER_OUTPUT)
-
     def is_lost(self, at: RollupPosition) -> bool:
         """Return whether the windows are lost. A topic restored from a backup has another epoch but holds them."""
-        return super().is_lost(at) and not any(stamp.name == self._declared.digest for stamp in self._stamps(0))
+        return super().is_lost(at) and not any(stamp.name == self._declared.name for stamp in self._stamps(0))
 
     def of_facts(self, facts: Mapping[str, int]) -> RollupPosition:
         text = None if self._table is None else self._table.storage.read(f"{OPEN}/{facts['open']}")
-        digest = f"{facts['declaration']:0{DIGEST_DIGITS}x}" if text else ""  # without the file it cannot be continued
         of_open, state = msgspec.json.decode(text or b'[[],""]', type=tuple[list[Open], bytes])
         return RollupPosition(
-            digest=digest, epoch=facts["epoch"],
-            done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
+            declaration=facts["declaration"] if text else -1,  # without the file it cannot be continued
+            epoch=facts["epoch"], done=facts["done"], generation=facts["generation"], watermark_ms=facts["watermark"],
             open=of_open, state=state,
         )  # fmt: skip
 
     def facts_of(self, at: RollupPosition) -> dict[str, int]:
-        return {
-            "declaration": int(at.digest, 16), "epoch": at.epoch, "done": at.done, "generation": at.generation,
-            "watermark": at.watermark_ms, "open": self._stored,
-        }  # fmt: skip
+        return super().facts_of(at) | {"watermark": at.watermark_ms, "open": self._stored}
 
     def save(self, at: RollupPosition) -> RollupPosition:
         """Save the position. The open windows of a table are in a file, whose number is part of the commit."""
@@ -229,7 +219,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
             outcome = rounds.run_tasks(result.repartition(due.tasks), task, Written)
             self.adds = outcome.files
             return outcome
-        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{at.watermark_ms}-{due.upto_ms}"
+        name, plan = self._declared.name, f"{at.epoch}.{at.generation}/{at.watermark_ms}-{due.upto_ms}"
         present = {one.part for one in self._stamps(due.target_seq) if (one.name, one.plan) == (name, plan)}
         tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
@@ -262,7 +252,7 @@ class Rolling(rounds.Rounds[RollupPosition]):
             self.schema = arrow_schema(schema)
             self._table.create(self.schema, name=f"rollup of {self._declared.topic}")
             if not self.restarts and self._table.schema() != self.schema:
-                raise BadUsage(f"{self.name} has other columns than the result", next=OTHER_OUTPUT)
+                raise BadUsage(f"{self.name} has other columns than the result", next=rounds.OTHER_OUTPUT)
         self._names = schema.names
 
     def _query(self, records: DataFrame, statement: str) -> DataFrame:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 STEP_SEQS = 1_000_000
 WAIT_MS = 500
 MAX_RECORDS = 1000  # in one request to an output topic
+OTHER_OUTPUT = "use another output, or start again with --full, which writes all results again"
 PLACE = "give --table a new or an empty directory, or a URL such as s3://bucket/table"
 _encode = msgspec.json.Encoder().encode
 
@@ -50,6 +51,7 @@ _encode = msgspec.json.Encoder().encode
 class RoundsPosition(Struct, frozen=True, kw_only=True):
     """How far the output has processed the source topic."""
 
+    declaration: int  # a hash of what the pipeline computes: the results of two declarations must not mix
     epoch: int
     done: int = 0
     generation: int = 0  # counts restarts from the first seq; part of every write's key
@@ -168,23 +170,19 @@ class Rounds(Generic[At]):
                 raise BadUsage(str(error), next=PLACE) from None
             known = self.of_facts(found) if found else None
         self._generation = 0 if known is None else known.generation + int(full)
-        if known is not None and not full:
-            self.check_fits(known)
+        if known is not None and not full and known.declaration != start.declaration:
+            raise BadUsage(f"{self.name} holds the result of another declaration", next=OTHER_OUTPUT)
         self._at = None if full else known
         self._held: list[DataFrame] = []
         self._note_reached()
 
     # --- what each pipeline declares
 
-    def check_fits(self, known: At) -> None:
-        """Raise `BadUsage` if the output holds the result of another declaration."""
-        raise NotImplementedError
-
     def of_facts(self, facts: Mapping[str, int]) -> At:
-        raise NotImplementedError
+        return msgspec.convert(dict(facts), type(self._start))
 
     def facts_of(self, at: At) -> dict[str, int]:
-        raise NotImplementedError
+        return {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
 
     def recreated(self, at: At, epoch: int) -> At:
         """Return the position before the first seq of the topic's new epoch."""

@@ -5,11 +5,11 @@ A window closes once, when the watermark reaches its end: the latest event time 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import xxhash
 from msgspec import Struct
 
 from topics.errors import TopicsError
@@ -107,7 +107,6 @@ class Partial(Struct, frozen=True, kw_only=True):
 
 
 COUNT = ("count(*) AS count",)
-DIGEST_DIGITS = 15  # the digest is also stored as a signed number of 64 bits
 
 
 class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,10 +191,14 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return Partial(statement=statement, groups=groups, merges=merges, finals=finals)
 
     @property
-    def digest(self) -> str:
-        """A hash of everything that the result of a window depends on."""
+    def digest(self) -> int:
+        """A hash of everything that the result of a window depends on. It fits into a signed number of 64 bits."""
         parts = (self.topic, self.window_ms, self.slide_ms, self.time, self.delay_ms, self.statement, self.tag)
-        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGEST_DIGITS]
+        return xxhash.xxh3_64_intdigest(msgspec.json.encode(parts)) >> 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.digest:x}"
 
 
 def is_one_argument_list(text: str) -> bool:

@@ -6,14 +6,14 @@
     topic         the destination, unless the option `topic` is set
     seq, topic    the source of the row, as the reader gives it; `source_topic` if `topic` is the destination
 
-Kafka's names `value`, `key`, `headers` and `offset` mean data, tag, meta and seq. Columns of the reader that are
-not part of a record (`kind`, `ts` …) are ignored. Any other column is an error, because ignoring it would lose data.
+Kafka's names `value`, `key` and `offset` mean data, tag and seq. Columns of this source and of Kafka's that are
+not part of a record (`kind`, `ts`, `partition` …) are ignored. Any other column is an error, because ignoring it would
+lose data.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
@@ -24,18 +24,15 @@ from msgspec import Raw
 from pyspark.sql.types import BinaryType, CharType, DataType, LongType, StringType, StructType, VarcharType
 
 from topics.errors import TopicsError
-from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.options import DataFormat
 from topics.spark.sink.chunks import Plain, Sourced
-from topics.spark.sink.json_columns import NoJson, encode, json_column, quoted
-from topics.spark.source.layout import KAFKA, PLAIN
+from topics.spark.sink.json_columns import NoJson, Texts, encode, json_column, quoted
+from topics.spark.source.layout import PLAIN
 
-Texts = Callable[[pa.Array], pa.Array]  # JSON text as bytes, null for null
-
-ALIASES = {"value": "data", "key": "tag", "headers": "meta", "offset": "seq"}
+ALIASES = {"value": "data", "key": "tag", "offset": "seq"}
 USED = ("data", "tag", "node", "meta", "topic", "seq", "source_topic", "kind", "gap_to", "reason")
-IGNORED = {name for name, _, _ in (*PLAIN, *KAFKA)}
+IGNORED = {*(name for name, _, _ in PLAIN), *ALIASES, "partition", "timestamp", "timestamptype"}
 
 _check = msgspec.json.Decoder(Raw).decode
 _TEXT = (StringType, CharType, VarcharType)
@@ -62,11 +59,9 @@ class Renderer:
         if not isinstance(kinds["data"], (*_TEXT, BinaryType)):
             self._data = _json_of(kinds["data"], "data")
         elif data_format == "text":
-            self._data = lambda column: quoted(_strings("data", column)).cast(pa.binary())
+            self._data = lambda column: quoted(_strings("data", column))
         self._meta: Texts | None = None
-        if "meta" in self._at and schema.fields[self._at["meta"]].name.lower() == "headers":
-            self._meta = _headers_texts
-        elif "meta" in self._at and isinstance(kinds["meta"], _TEXT):
+        if "meta" in self._at and isinstance(kinds["meta"], _TEXT):
             self._meta = lambda column: _json_texts("meta", column)
         elif "meta" in self._at:
             self._meta = _json_of(kinds["meta"], "meta")
@@ -106,7 +101,7 @@ class Renderer:
         parts = [pc.fill_null(data, b"null") if data.null_count else data]
         for name in ("tag", "node"):
             if name in self._at and (column := self._column(batch, name)).null_count < len(column):
-                parts.append(_member(name, quoted(_strings(name, column)).cast(pa.binary())))
+                parts.append(_member(name, quoted(_strings(name, column))))
         if self._meta is not None and (column := self._column(batch, "meta")).null_count < len(column):
             parts.append(_member("meta", self._meta(column)))
         if gaps:
@@ -150,9 +145,8 @@ def _positions(schema: StructType) -> dict[str, int]:
     for alias, name in ALIASES.items():
         if alias in given:
             found.setdefault(name, given[alias])
-    ignored = {name.lower() for name in IGNORED}
     for name in given:
-        if name not in USED and name not in ignored:
+        if name not in USED and name not in IGNORED:
             raise BadColumns(
                 f"column {name!r} is not part of a record: drop it, or put it into data, "
                 f'such as df.select(struct("{name}", …).alias("data"))'
@@ -176,10 +170,9 @@ def _check_kinds(kinds: dict[str, DataType], topic: str | None) -> None:
 
 def _json_of(kind: DataType, name: str) -> Texts:
     try:
-        to_text = json_column(kind, name)
+        return json_column(kind, name)
     except NoJson as error:
         raise BadColumns(str(error)) from None
-    return lambda column: to_text(column).cast(pa.binary())
 
 
 def _member(name: str, texts: pa.Array) -> pa.Array:
@@ -225,16 +218,3 @@ def _strings(name: str, column: pa.Array) -> pa.Array:
         return column.cast(pa.string())
     except pa.ArrowInvalid as error:
         raise BadValue(f"column {name}: {error}") from None
-
-
-def _headers_texts(column: pa.Array) -> pa.Array:
-    """Return Kafka headers as JSON objects: values that are JSON are kept, other bytes are taken as text."""
-    objects: list[bytes | None] = []
-    for pairs in column.to_pylist():
-        found: dict[str, Any] = {}
-        for pair in pairs or ():
-            value = pair["value"] or b"null"
-            known = Raw(value) if _is_json(value) else value.decode(errors="replace")
-            found[surrogates.unescaped(pair["key"])] = known
-        objects.append(None if pairs is None else surrogates.object_of(found))
-    return pa.array(objects, pa.binary())

@@ -14,8 +14,7 @@ from msgspec import Struct
 from topics.model.records import TagMatch
 from topics.spark.options import ms_of
 
-# The meaning of a column in a filter, under our name or Kafka's, and Spark's filters by the names of their classes.
-_MEANING = {"topic": "topic", "seq": "seq", "offset": "seq", "ts": "ts", "timestamp": "ts", "tag": "tag"}
+# Spark's filters by the names of their classes.
 _SIGNS = {
     "EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
     "LessThan": "<", "LessThanOrEqual": "<=", "In": "in", "StringStartsWith": "prefix",
@@ -44,11 +43,10 @@ class Narrowing(Struct, kw_only=True):
                 setattr(self, name, bound if known is None else tighter(known, bound))
 
 
-def narrowing(filters: Iterable[Any], *, kafka: bool = False, typed: bool = False) -> Narrowing:
+def narrowing(filters: Iterable[Any], *, typed: bool = False) -> Narrowing:
     """Return the conditions that the filters imply. One that implies none is ignored, such as one on a nested field.
 
-    In a typed read, columns of the record have an underscore before their names. Kafka's name for the tag is `key`,
-    which is binary and implies nothing.
+    In a typed read, columns of the record have an underscore before their names.
     """
     found = Narrowing()
     for one in filters:
@@ -59,7 +57,7 @@ def narrowing(filters: Iterable[Any], *, kafka: bool = False, typed: bool = Fals
         column, value = path[0], one.value
         if typed and not column.startswith("_"):
             continue
-        meaning = _MEANING.get(column[1:] if typed else column)
+        meaning = column[1:] if typed else column
         if meaning == "topic" and sign == "prefix" and len(value) > len(found.topic_prefix):
             found.topic_prefix = value
         elif meaning == "topic" and (sign == "in" or (sign == "=" and isinstance(value, str))):
@@ -73,7 +71,7 @@ def narrowing(filters: Iterable[Any], *, kafka: bool = False, typed: bool = Fals
                 found.narrow("seq", min(numbers), max(numbers) + 1)
         elif meaning == "ts" and isinstance(value, datetime):
             found.narrow("ms", *_bounds(sign, ms_of(value)))  # rounded up: `>` and `>=` have the same first ms
-        elif meaning == "tag" and not kafka and (found.tag is None or found.tag.op != "Eq"):
+        elif meaning == "tag" and (found.tag is None or found.tag.op != "Eq"):
             if sign == "=" and isinstance(value, str):
                 found.tag = TagMatch("Eq", value)
             elif sign == "prefix" and value and found.tag is None:

@@ -110,7 +110,7 @@ class FilteringReader(TopicsReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
         layout = layout_of(self.options, self.schema)
-        self.narrowing = narrowing(filters, kafka=layout.kafka, typed=layout.typed)
+        self.narrowing = narrowing(filters, typed=layout.typed)
         return filters
 
 

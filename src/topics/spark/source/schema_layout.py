@@ -11,19 +11,14 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from topics.spark.options import BadOption, ReadOptions
-from topics.spark.source.layout import UTC_TIMESTAMP, Layout, OutputColumn, record_columns
+from topics.spark.source.layout import PLAIN, UTC_TIMESTAMP, Layout, OutputColumn
 
 MALFORMED = "_malformed"
 
 SPARK_TYPES: dict[str, t.DataType] = {
     "STRING": t.StringType(),
     "BIGINT": t.LongType(),
-    "INT": t.IntegerType(),
     "TIMESTAMP": t.TimestampType(),
-    "BINARY": t.BinaryType(),
-    "ARRAY<STRUCT<key: STRING, value: BINARY>>": t.ArrayType(
-        t.StructType().add("key", t.StringType()).add("value", t.BinaryType())
-    ),
 }
 
 _ARROW: dict[type[t.DataType], pa.DataType] = {
@@ -36,8 +31,7 @@ _ARROW: dict[type[t.DataType], pa.DataType] = {
 
 def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layout:
     """Return the layout of a read with these options and this schema. Raise `BadOption` if they do not match."""
-    columns = record_columns(options)
-    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in columns}
+    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in PLAIN}
     if options.columns is not None:
         for name in options.columns:
             if name not in rows:
@@ -48,13 +42,12 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
         raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
     if schema is None or (not options.typed and _is_plain(schema, rows)):
         names = (options.columns or rows) if schema is None else schema.fieldNames()
-        outputs = tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names)
-        return Layout(rows=columns, kafka=options.kafka_columns, outputs=outputs)
-    return _typed_layout(options, schema, rows)
+        return Layout(columns=tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names))
+    return _typed_layout(schema, rows)
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
-    ddl_of = {name: ddl for name, ddl, _ in record_columns(options)}
+    ddl_of = {name: ddl for name, ddl, _ in PLAIN}
     columns = layout_of(options).columns
     return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
 
@@ -72,11 +65,7 @@ def _is_plain(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataTyp
     return bool(own)
 
 
-def _typed_layout(
-    options: ReadOptions, schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]
-) -> Layout:
-    if options.kafka_columns:
-        raise BadOption("kafkaColumns: a typed read has its own columns; remove the option")
+def _typed_layout(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]) -> Layout:
     outputs, fields = [], []
     for field in schema.fields:
         source = field.name[1:]
@@ -92,7 +81,7 @@ def _typed_layout(
             outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
     if not fields and any(one.of == "malformed" for one in outputs):
         raise BadOption(f"schema: {MALFORMED} needs fields of data: a record is malformed if one of them does not fit")
-    return Layout(rows=record_columns(options), outputs=tuple(outputs), fields=tuple(fields), typed=True)
+    return Layout(columns=tuple(outputs), fields=tuple(fields), typed=True)
 
 
 def arrow_type(kind: t.DataType, where: str) -> pa.DataType:

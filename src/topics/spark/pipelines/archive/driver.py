@@ -22,6 +22,7 @@ from topics.lake.heal import OTHER_LAKE
 from topics.model.names import check_topic
 from topics.plurals import counted
 from topics.spark.pipelines.archive import state
+from topics.spark.pipelines.archive.expectation import Expectation
 from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
@@ -56,6 +57,9 @@ def archive(
     max_bytes_per_second: int | None = None,
     new_lake: bool = False,
     columns: str | Mapping[str, str] | None = None,
+    expect: str | None = None,
+    reject_to: str | None = None,
+    strict: bool = False,
     **options: Unpack[JobOptions],
 ) -> RunReport:
     """Archive topics (by `topics`, `prefix` and `pattern`) up to their present heads to the lake at a path or URL.
@@ -68,6 +72,9 @@ def archive(
     `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`: for all topics, or by topic.
     They are added to the tables, and later runs fill them without being asked.
 
+    `expect` is a condition of Spark SQL over the record's columns and `value`. Records that do not meet it are counted,
+    and copied to the topic `reject_to`. With `strict` the run fails before it archives them.
+
     A lake that has less than was reported to the server is refused. With `new_lake` it is accepted, and seqs that
     neither the lake nor the topic has become a gap.
     """
@@ -77,10 +84,16 @@ def archive(
     except BadColumns as error:
         raise BadUsage(f"--columns: {error}") from None
     wanted = _selection(topics, prefix, pattern)
+    if expect is None and (strict or reject_to is not None):
+        raise BadUsage("--reject-to and --strict: they need --expect")
+    if reject_to is not None and wanted.has(reject_to):
+        raise BadUsage(f"--reject-to: topic {reject_to} is archived itself, so its records would be rejected again")
+    expectation = None if expect is None else Expectation(condition=expect, reject_to=reject_to, strict=strict)
     with PipelineJob("archive", servers=[url], **options) as job:
         run = _ArchiveRun(
             job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files, wanted=wanted,
             round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed, max_bytes_per_second=max_bytes_per_second,
+            expectation=expectation,
         )  # fmt: skip
         if job.dry_run:
             run.dry_run()
@@ -115,6 +128,7 @@ class _ArchiveRun(ArchiveState):
     round_bytes: int | None
     max_bytes_per_second: int | None
     new_lake: bool
+    expectation: Expectation | None
     _typed: dict[str, TypedColumns] = field(default_factory=dict)  # of each table that this run has prepared
     _checked: set[Key] = field(default_factory=set)
     _done = 0
@@ -136,6 +150,7 @@ class _ArchiveRun(ArchiveState):
                     self._expect_archived(client, snapshot, extent, span)
                 if self.trim:
                     self._expect_trimmed(client, extent)
+            self._note_unexpected(self._unexpected(list(new.values())))
 
     def _expect_archived(self, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
         row = self.row(span.topic)
@@ -224,11 +239,21 @@ class _ArchiveRun(ArchiveState):
             seqs = counted(sum(span.stop - span.start for span in spans), "seq")
             topics = spans[0].topic if len(names) == 1 else counted(len(names), "topic")
             self.job.step(f"archiving {seqs} of {topics}")
-            moved = self._commit(base, self._archive(spans, extents))
+            unexpected = self._unexpected(spans)
+            moved = self._commit(base, self._archive(spans, extents), extents)
+            self._note_unexpected({topic: count for topic, count in unexpected.items() if topic in moved})
             self.job.progress.show(self._done, total, unit="seqs")
             self.after_commit(client, [extent for extent in extents if extent.topic in moved])
         self.after_commit(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
+
+    def _unexpected(self, spans: list[Span]) -> dict[str, int]:
+        """Return how many records of each topic do not meet the expectation, if there is one."""
+        return {} if self.expectation is None or not spans else self.expectation.check(self.job, self.url, spans)
+
+    def _note_unexpected(self, counts: Mapping[str, int]) -> None:
+        for topic, count in counts.items():
+            self.row(topic).add(unexpected=count)
 
     # --- planning
 
@@ -317,17 +342,18 @@ class _ArchiveRun(ArchiveState):
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
 
-    def _commit(self, base: Snapshot, done: list[state.Done]) -> set[str]:
+    def _commit(self, base: Snapshot, done: list[state.Done], extents: list[TopicExtent]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
 
         A topic that another run has changed meanwhile is left out, for the next round.
         """
         note = {"run": self.job.report.run_id}
+        earliest = {extent.topic: extent.earliest for extent in extents}
 
         def commit(change: Change) -> Change | None:
+            upto = min(self.elsewhere.get((change.topic, change.epoch), 0), earliest[change.topic] - 1)
+            change = state.with_gaps(change, upto=upto)
             try:
-                upto = self.elsewhere.get((change.topic, change.epoch), 0)
-                change = state.with_gaps(self.lake, change, upto=upto)
                 self.lake.commit(base.state(change.topic), [change], note=note)
             except Conflict:
                 self.lake.discard(change.adds)

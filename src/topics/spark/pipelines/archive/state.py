@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 from msgspec import Struct, structs
 
 from topics.client import Client
@@ -26,7 +25,6 @@ from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapsho
 from topics.lake.archived import outside
 from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import OTHER_LAKE
-from topics.lake.rewrite import open_file
 from topics.lake.storage import Storage
 from topics.spark.failures import Failed
 from topics.spark.options import ConnectionOptions, ReadOptions
@@ -95,29 +93,11 @@ def check_same(
         )
 
 
-def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
-    """Return the change with a gap for each seq up to `upto` that is only in another lake.
-
-    Seqs that were deleted on request are among them, because the server does not report deletes. Raise `Conflict` if
-    another run has archived the seqs of the change meanwhile: it may have removed the files, which are of no use then.
-    """
+def with_gaps(change: Change, *, upto: int) -> Change:
+    """Return the change with a gap for each seq up to `upto` that is only in another lake: the topic begins later."""
     assert change.covered is not None
-    first, last = change.covered[0], min(change.covered[1], upto)
-    if first > last:
-        return change
-    known = [(gap.first, gap.last) for gap in change.gaps]
-    for added in change.adds:
-        try:
-            file = open_file(lake.storage, added)
-        except Damaged:
-            lake.table(change.topic).check(change)
-            raise
-        for batch in file.iter_batches(columns=["seq"]):
-            seqs = batch.column("seq").to_numpy()
-            ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
-            starts = [0, *(end + 1 for end in ends[:-1])]
-            known += [(int(seqs[low]), int(seqs[high])) for low, high in zip(starts, ends, strict=True)]
-    missing = outside(known, first, last)
+    first, last = change.covered
+    missing = outside([(gap.first, gap.last) for gap in change.gaps], first, min(last, upto))
     if not missing:
         return change
     now_ms = SystemClock().now_ms()

@@ -3,8 +3,8 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete (`notes`). Tasks search topics and lake, and rewrite the files of the lake. The
-report is published after each topic, so a killed run leaves what it has erased.
+seqs are saved as positions before the first delete, without any content to erase. Tasks search topics and lake, and
+rewrite the files of the lake. The report is published after each topic, so a killed run leaves what it has erased.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
+from msgspec import Struct, field
 
 from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
+from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
 from topics.lake.archived import Range
 from topics.lake.erasure import LakeErasure
@@ -29,11 +30,11 @@ from topics.lake.rewrite import LAST, Erasure
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
-from topics.spark.pipelines.erase.notes import Notes
 from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Search, TracedRow, copies
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import delete_seqs
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
+from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.source import plan
@@ -43,6 +44,7 @@ from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown
 from topics.storage.segments.record_run import Run
 
 ROUTER_PATIENCE_S = 30.0
+IDS_A_NOTE = 5000  # because a record has a size limit
 
 
 class EraseScope(Struct):
@@ -74,6 +76,13 @@ class EraseScope(Struct):
         while (dead := self.dead_letters.get(found[-1])) is not None and dead not in found:
             found.append(dead)
         return found
+
+
+class Note(Struct, omit_defaults=True):
+    """A part of what a run has found: copies by their topic, and by router the originals whose copies were found."""
+
+    ids: dict[str, list[Id]] = field(default_factory=dict)
+    matched: dict[str, list[Id]] = field(default_factory=dict)
 
 
 def erase(
@@ -121,7 +130,7 @@ class _Erasure:
         self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
         # The name of the notes is a hash, so that it does not reveal the erased tag.
         what = hashlib.sha256(f"{match.op} {match.text}".encode()).hexdigest()[:16]
-        self.notes = Notes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
+        self.notes = Positions(client, f"erase:{what}:", run=job.report.run_id, topic=positions_topic)
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
@@ -135,15 +144,11 @@ class _Erasure:
                     step = "run the command as a user that may write there, and check how the lake is mounted"
                     raise LakeFailed(str(error), next=step) from None
         self._wait_for_routers(scope)
-        for part in self.notes.load():
-            for topic, ids in part.ids.items():
-                self.found[topic].ids.update(ids)
-            for router, originals in part.matched.items():
-                self.matched[router].update(originals)
+        has_notes = self._load_notes()
         for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
             self._trace(scope, topic)
         if not self.job.dry_run:
-            self.notes.save({topic: found.ids for topic, found in self.found.items()}, self.matched)
+            has_notes |= self._save_notes()
         dead_letters = set(scope.dead_letters.values())
         for topic in scope.erasing():
             if topic in dead_letters and not self.job.dry_run and (now := state_of(self.client, topic)) is not None:
@@ -152,9 +157,45 @@ class _Erasure:
                 self._erase_topic(scope.states[topic])
         if self.lake is not None:
             self._erase_lake(self.lake, scope)
-        if not self.job.dry_run:
-            self.notes.drop()
+        if has_notes and not self.job.dry_run:
+            self.notes.forget()
         self._sum_up()
+
+    # --- notes, for the run after a kill
+
+    def _load_notes(self) -> bool:
+        """Take over what a killed run has found. Return whether it has left notes that the key may read."""
+        try:
+            notes = self.notes.load(Note).values()
+        except TopicsError as error:
+            if error.code is not Code.FORBIDDEN:
+                raise
+            return False
+        for note in notes:
+            for topic, ids in note.ids.items():
+                self.found[topic].ids.update(ids)
+            for router, originals in note.matched.items():
+                self.matched[router].update(originals)
+        return bool(notes)
+
+    def _save_notes(self) -> bool:
+        """Save what was found, in parts. Return whether there is anything to save. Warn if the key may not write."""
+        parts = {"ids": {topic: found.ids for topic, found in self.found.items()}, "matched": self.matched}
+        notes = [
+            Note(**{name: {of: given[at : at + IDS_A_NOTE]}})
+            for name, found in parts.items()
+            for of, given in ((of, sorted(given)) for of, given in found.items())
+            for at in range(0, len(given), IDS_A_NOTE)
+        ]
+        try:
+            for number, note in enumerate(notes):
+                self.notes.save({str(number): note})
+        except TopicsError as error:
+            if error.code is not Code.FORBIDDEN:
+                raise
+            text = "the progress cannot be saved, so a run after a kill may miss copies without a tag"
+            self.job.warn(f"{text}: {error}")
+        return bool(notes)
 
     # --- scope
 
