@@ -45,7 +45,7 @@ class OutputColumn(NamedTuple):
 class Layout(Struct, frozen=True, kw_only=True):
     """The columns of a read, and the fields of data among them."""
 
-    columns: tuple[OutputColumn, ...] = tuple(OutputColumn(name, "record", name, kind) for name, _, kind in PLAIN)
+    outputs: tuple[OutputColumn, ...] = tuple(OutputColumn(name, "record", name, kind) for name, _, kind in PLAIN)
     fields: tuple[pa.Field, ...] = ()
     typed: bool = False
 
@@ -57,7 +57,7 @@ class Batches:
     """Builds record batches of one layout."""
 
     def __init__(self, layout: Layout) -> None:
-        self._columns = layout.columns
+        self._columns = layout.outputs
         self._schema = pa.schema([pa.field(one.name, one.arrow) for one in self._columns])
         self._fields = JsonFields(layout.fields) if layout.fields else None
         self._unused = {"ts", "node", "tag", "meta"} - {one.source for one in self._columns}

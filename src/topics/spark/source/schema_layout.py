@@ -42,13 +42,13 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
         raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
     if schema is None or (not options.typed and _is_plain(schema, rows)):
         names = (options.columns or rows) if schema is None else schema.fieldNames()
-        return Layout(columns=tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names))
+        return Layout(outputs=tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names))
     return _typed_layout(schema, rows)
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
     ddl_of = {name: ddl for name, ddl, _ in PLAIN}
-    columns = layout_of(options).columns
+    columns = layout_of(options).outputs
     return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
 
 
@@ -81,7 +81,7 @@ def _typed_layout(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.Dat
             outputs.append(OutputColumn(field.name, "field", "data", fields[-1].type))
     if not fields and any(one.of == "malformed" for one in outputs):
         raise BadOption(f"schema: {MALFORMED} needs fields of data: a record is malformed if one of them does not fit")
-    return Layout(columns=tuple(outputs), fields=tuple(fields), typed=True)
+    return Layout(outputs=tuple(outputs), fields=tuple(fields), typed=True)
 
 
 def arrow_type(kind: t.DataType, where: str) -> pa.DataType:
