@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import tempfile
@@ -10,16 +11,19 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import closing, contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, TextIO
 
+from topics.cli import sql_prompt
 from topics.cli.connect import target as targets
 from topics.cli.options import add_parser, one_of, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
 from topics.cli.pipeline import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TOKENS, setting
 from topics.cli.tree import Subparsers
-from topics.installation import install_command
+from topics.installation import install_command, is_installed
+from topics.plurals import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,21 +31,10 @@ if TYPE_CHECKING:
     from topics.spark.sql.tables import Tables
 
 FORMS = ("table", "json", "jsonl", "csv")
-HISTORY = "~/.topics_sql_history"
+SPARK, DUCKDB = "spark", "duckdb"
 LOOK_S = 0.1
 CANCEL_S = 10.0  # time for an interrupted query to stop
 SHOWN_CHARS = 60  # of a statement in an error message
-PROMPT, MORE = "topics> ", "     -> "
-QUIT, ASK_HELP = ("quit", "exit", "\\q"), ("help", "\\h", "?")
-HELP = """\
-  select …;           a query, on one or several lines; ends with a semicolon
-  show tables;        list the tables
-  describe orders;    list the columns of a table and the fields of its data
-  help, quit          print this text; end the prompt (also Ctrl-D)
-
-Every topic is a table with the columns topic, seq, ts, node, tag, meta, data. Use paths for fields of data and meta:
-data.customer.name, data.items[0].qty. `from orders.*` reads all topics whose names start with "orders.".
-"""
 EPILOG = """\
 examples:
   topics sql "select tag, count(*) from orders group by tag"
@@ -73,7 +66,13 @@ def register(subparsers: Subparsers) -> None:
             option("--format", "output format [%(default)s]", choices=FORMS, default="table"),
             option("--json", "print one JSON array of objects", dest="format", action="store_const", const="json"),
             option("--csv", "print CSV with a header line", dest="format", action="store_const", const="csv"),
+            option("--parquet FILE", "write the rows of one statement to a Parquet file"),
         ),
+        one_of(
+            option("--duckdb", "answer in this process", dest="engine", action="store_const", const=DUCKDB),
+            option("--spark", "answer through Spark [if installed]", dest="engine", action="store_const", const=SPARK),
+        ),
+        option("--watch DURATION", "run one statement again after this time, until Ctrl-C"),
         option("--limit N", "maximum rows per statement", type=_count),
         option("--gaps", "continue at lost records, with a row of kind gap (columns kind, gap_to, reason)"),
         option("--master M", "Spark master [local[*]]"),
@@ -86,21 +85,22 @@ def register(subparsers: Subparsers) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Return the exit status: 0 success, 1 a query failed, 2 invalid arguments or statement, 130 interrupted."""
     try:
+        engine = _engine(args)
         from topics.spark.sql.text import split
 
         options, is_prompt = _options(args), args.query is None and sys.stdin.isatty()
         statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
         if not statements and not is_prompt:
             return _fail("there is no statement to run; pass one as an argument or on standard input", EXIT_USAGE)
+        if len(statements) != 1 and (args.parquet is not None or args.watch is not None):
+            return _fail("--parquet and --watch: pass one statement", EXIT_USAGE)
         _check(options, statements)
-        with warnings.catch_warnings(), ExitStack() as stack:
+        with warnings.catch_warnings(), ENGINES[engine](options, args) as tables:
             warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
-            spark = stack.enter_context(_session(args.master))
-            from topics.spark.sql.tables import Tables
-
-            tables = Tables(spark, options, gaps=args.gaps)
             if is_prompt:
-                return prompt(tables, args)
+                return _prompt(tables, args)
+            if args.watch is not None:
+                _watch(tables, statements[0], args)
             for number, statement in enumerate(statements, 1):
                 with _named(number, statements):
                     answer(tables, statement, args)
@@ -108,11 +108,36 @@ def execute(args: argparse.Namespace) -> int:
     except (Failure, BrokenPipeError):
         raise
     except ImportError as error:
-        return _fail(f"sql needs Spark: {error}\nnext: {install_command('spark')}", EXIT_FAILED)
+        return _fail(f"sql needs more packages: {error}\nnext: {install_command('sql')}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return EXIT_DONE if args.watch is not None else _fail("interrupted", EXIT_INTERRUPTED)
     except Exception as error:
         return _failed(error, args)
+
+
+def _engine(args: argparse.Namespace) -> str:
+    """Return the engine of the arguments; without one, Spark if it is installed."""
+    asked = args.engine
+    if asked is None:
+        args.engine = SPARK if args.master is not None or is_installed("pyspark") else DUCKDB
+    if not is_installed("pyspark" if args.engine == SPARK else "duckdb"):
+        name, extra = ("Spark", "spark") if args.engine == SPARK else ("DuckDB" if asked else "DuckDB or Spark", "sql")
+        raise Failure(f"sql needs {name}, which is not installed", next_step=install_command(extra))
+    if args.engine == DUCKDB and args.master is not None:
+        raise Failure("--master: only Spark has a master; remove --duckdb", status=EXIT_USAGE)
+    return str(args.engine)
+
+
+def _watch(tables: Tables, statement: str, args: argparse.Namespace) -> None:
+    """Run a statement again and again, until Ctrl-C. On a terminal each answer replaces the one before."""
+    while True:
+        began_s = time.monotonic()
+        shown = io.StringIO()
+        answer(tables, statement, args, shown)
+        if sys.stdout.isatty():
+            print(f"\x1b[H\x1b[2J{datetime.now():%H:%M:%S}  {' '.join(statement.split())}\n")
+        print(shown.getvalue(), end="" if args.format != "table" else "\n", flush=True)
+        time.sleep(max(args.watch / 1000 - (time.monotonic() - began_s), 0))
 
 
 @contextmanager
@@ -144,34 +169,27 @@ def _check(options: dict[str, str], statements: list[str]) -> None:
             check(statements[0], names)
 
 
-def prompt(tables: Tables, args: argparse.Namespace) -> int:
+def _prompt(tables: Tables, args: argparse.Namespace) -> int:
     """Read and run statements until the end of input. Print errors and continue."""
-    print("Topics are tables. End statements with a semicolon. Type help; or quit;.")
-    with _history():
-        for statement in _statements():
-            if statement.lower() in QUIT:
-                break
-            if statement.lower() in ASK_HELP:
-                print(HELP)
-                continue
-            try:
-                answer(tables, statement, args)
-            except KeyboardInterrupt:
-                print("interrupted")
-            except BrokenPipeError:
-                raise
-            except Exception as error:
-                _failed(error, args)
+    for statement in sql_prompt.statements(tables.words, f"Topics are tables, {tables.engine} answers."):
+        try:
+            answer(tables, statement, args)
+        except KeyboardInterrupt:
+            print("interrupted")
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            _failed(error, args)
     return EXIT_DONE
 
 
-def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
+def answer(tables: Tables, statement: str, args: argparse.Namespace, out: TextIO | None = None) -> None:
     """Run a statement and print its rows, in a thread. Cancel its Spark jobs on Ctrl-C.
 
     A Ctrl-C during a call to the JVM would break the connection, so the main thread only waits. It waits for an event,
     because an interrupted `Thread.join` treats a running thread as ended (Python 3.11).
     """
-    from topics.spark.sql.show import lines
+    from topics.spark.sql.show import lines, write_parquet
 
     failure: list[BaseException] = []
     ended = threading.Event()
@@ -181,8 +199,10 @@ def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
             found = tables.run(statement)
             for note in found.notes:
                 print(f"note: {note}", file=sys.stderr)
-            for line in lines(found.frame, args.format, limit=args.limit):
-                print(line)
+            if args.parquet is not None:
+                print(f"{args.parquet}: {counted(write_parquet(found, args.parquet, limit=args.limit), 'row')}")
+            for line in lines(found, args.format, limit=args.limit) if args.parquet is None else ():
+                print(line, file=out)
             sys.stdout.flush()
         except BaseException as error:
             failure.append(error)
@@ -204,49 +224,23 @@ def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
         raise failure[0]
 
 
-def _statements() -> Iterator[str]:
-    """Yield statements from the prompt. The commands help and quit need no semicolon."""
-    from topics.spark.sql.text import is_whole, split
+@contextmanager
+def _on_spark(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tables]:
+    from topics.spark.sql.on_spark import SparkTables
 
-    held = ""
-    while True:
-        try:
-            line = input(MORE if held else PROMPT)
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
-            held = ""
-            continue
-        if not held and line.strip().rstrip(";").lower() in (*QUIT, *ASK_HELP):
-            yield line.strip().rstrip(";")
-            continue
-        held = f"{held}\n{line}" if held else line
-        if is_whole(held):
-            yield from split(held)
-            held = ""
-        elif not held.strip():
-            held = ""
+    with _session(args.master) as spark:
+        yield SparkTables(spark, options, gaps=args.gaps)
 
 
 @contextmanager
-def _history() -> Iterator[None]:
-    """Load and save the history of the prompt, if this Python has readline."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    path = os.path.expanduser(HISTORY)
-    with suppress(OSError):
-        readline.read_history_file(path)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            readline.set_history_length(1000)
-            readline.write_history_file(path)
+def _on_duckdb(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tables]:
+    from topics.spark.sql.on_duckdb import DuckTables
+
+    with closing(DuckTables(options, gaps=args.gaps)) as tables:
+        yield tables
+
+
+ENGINES = {SPARK: _on_spark, DUCKDB: _on_duckdb}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`topics sql`: real topics, asked through the command."""
+"""`topics sql`: real topics, asked through the command, on DuckDB and on Spark."""
 
 import csv
 import io
@@ -8,10 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from msgspec import Raw
 from pyspark.sql import SparkSession
@@ -19,10 +21,13 @@ from pyspark.sql import SparkSession
 from tests.conftest import ServerProcess, StartServer
 from tests.spark.lakes import archive
 from topics.cli.main import main
+from topics.cli.sql_prompt import completions
 from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import infer_schema, register
 from topics.spark.data_source import TopicsSource
+from topics.spark.source.read import DataLoss
+from topics.spark.sql.on_duckdb import DuckTables
 from topics.spark.sql.tables import check
 from topics.spark.sql.text import BadQuery
 
@@ -30,10 +35,26 @@ SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
 Ask = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.torture)])
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "spark":
+        request.getfixturevalue("spark")  # the command uses a session that runs
+    return str(request.param)
+
+
 @pytest.fixture
-def ask(spark: SparkSession, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(engine: str, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
+    return asker(engine, client, capsys)
+
+
+@pytest.fixture
+def ask_spark(spark: SparkSession, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
+    return asker("spark", client, capsys)
+
+
+def asker(engine: str, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
     def run(*arguments: str) -> tuple[int, str, str]:
-        status = main(["sql", *([] if "--lake" in arguments else ["--url", client.url]), *arguments])
+        status = main(["sql", f"--{engine}", *([] if "--lake" in arguments else ["--url", client.url]), *arguments])
         shown = capsys.readouterr()
         return status, shown.out, shown.err
 
@@ -98,7 +119,6 @@ def test_answers_are_a_table_csv_or_json_lines(ask: Ask, orders: str):
     assert rows(ask(f"select 1 from {orders} where seq < 0", "--json")[1]) == []
 
 
-@pytest.mark.torture
 def test_tables_can_be_listed_described_joined_and_selected_by_prefix(ask: Ask, orders: str):
     assert {"table": orders} in rows(ask("show tables", "--json")[1])
     described = {row["column"]: row["type"] for row in rows(ask(f"describe {orders}", "--json")[1])}
@@ -120,8 +140,7 @@ def test_field_in_no_sample_is_null_with_a_note(ask: Ask, orders: str):
     assert f"data.skuu is in none of 4 records of {orders} that were sampled; did you mean data.sku?" in err
 
 
-@pytest.mark.torture
-def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, orders: str):
+def test_missing_field_of_a_join_names_the_tables(ask: Ask, client: Client, orders: str):
     users = f"{orders}.users"
     client.append(users, [{"data": {"name": "Ann", "age": 7}}])
     join = f"from {orders} as o join {users} u on o.data.by.name = u.data.name"
@@ -130,8 +149,7 @@ def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, ord
     assert ask(f"select data.sku from {orders} union all select data.name from {users}")[2] == ""
     shown = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
     assert shown == [
-        f"note: data.age is in none of 4 records of {orders} that were sampled",
-        f"note: data.nothing is in none of 1 record of {users} that were sampled",
+        f"note: data.nothing is in none of 4 records of {orders} and 1 record of {users} that were sampled"
     ]
 
 
@@ -139,10 +157,10 @@ def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, ord
     ("query", "message"),
     [
         ("select * from {}x", "there is no topic {}x; did you mean {}"),
-        ("select nosuch from {}", "`nosuch` cannot be resolved. Did you mean"),
-        ("select * fro {}", "              ^"),
+        ("select nosuch from {}", "nosuch"),
+        ("select * fro {}", "^"),
         ("drop table {}", "only queries can be run here"),
-        ("select 1/0", "Division by zero"),
+        ("select cast('x' as int)", "'x'"),
         (";", "there is no statement"),
     ],
 )
@@ -177,7 +195,7 @@ def test_lakes_are_tables_with_and_without_a_server(ask: Ask, client: Client, or
 
 
 def test_relative_paths_are_those_of_the_caller(
-    ask: Ask,
+    ask_spark: Ask,
     spark: SparkSession,
     client: Client,
     start_server: StartServer,
@@ -193,8 +211,8 @@ def test_relative_paths_are_those_of_the_caller(
         other.append("t", [{"data": 1}])
     monkeypatch.chdir(tmp_path)
     for lake in ("lake", "./lake/"):
-        assert rows(ask(f"select count(*) as n from {orders}", "--json", "--lake", lake)[1]) == [{"n": 4}]
-    found = ask("select count(*) as n from t", "--json", "--url", keyed.url, "--token-file", "key")[1]
+        assert rows(ask_spark(f"select count(*) as n from {orders}", "--json", "--lake", lake)[1]) == [{"n": 4}]
+    found = ask_spark("select count(*) as n from t", "--json", "--url", keyed.url, "--token-file", "key")[1]
     assert rows(found) == [{"n": 1}]
     assert "sku" in infer_schema(spark, orders, lake="lake", lakeOnly=True).names
     register(spark, database="relative", lake="lake", lakeOnly="true")
@@ -251,7 +269,7 @@ def test_prompt_continues_after_errors_and_ends(ask: Ask, orders: str, monkeypat
 
 
 def test_prompt_waits_for_the_end_of_a_statement(
-    ask: Ask, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ask_spark: Ask, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -276,7 +294,7 @@ def test_prompt_waits_for_the_end_of_a_statement(
     monkeypatch.setattr("builtins.input", type_a_line)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as it is where the command starts Spark
     try:
-        status, out, err = ask()
+        status, out, err = ask_spark()
     finally:
         signal.signal(signal.SIGINT, before)
     assert (status, err) == (0, "")
@@ -311,14 +329,14 @@ def test_prompt_waits_for_the_end_of_a_statement(
         (["--url", "URL", "--token-file", "DIR/none", "select 1"], 2, "DIR/none cannot be read"),
     ],
 )
-def test_certain_errors_are_reported_before_spark_starts(
+def test_certain_errors_are_reported_before_an_engine_starts(
     server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str,
 ):  # fmt: skip
-    def start(master: str | None) -> None:
-        raise AssertionError("Spark was started")
+    def start(*_: object) -> None:
+        raise AssertionError("an engine was started")
 
-    monkeypatch.setattr("topics.cli.sql._session", start)
+    monkeypatch.setattr("topics.cli.sql.ENGINES", {"spark": start, "duckdb": start})
     client.append("shop.orders", [{"data": 1}])
     given = [one.replace("URL", server.url).replace("DIR", str(tmp_path)) for one in arguments]
     assert main(["sql", *given]) == status
@@ -362,15 +380,15 @@ def test_failed_statement_is_named_and_ends_piped_input(ask: Ask, monkeypatch: p
     assert "bad" in err.splitlines()[0]
 
 
-def test_unreachable_server_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):
+def test_two_sources_are_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["sql", "--url", "http://127.0.0.1:1", "--path", "/x", "select 1"]) == 2
     assert "path and url: give one of them" in capsys.readouterr().err
 
 
 @pytest.mark.torture
-def test_failure_of_a_query_is_reported_in_every_format(ask: Ask, orders: str):
+def test_failure_of_a_query_is_reported_in_every_format(ask_spark: Ask, orders: str):
     for form in ("--csv", "--json"):
-        status, _, err = ask(f"select cast(tag as int) as n from {orders}", form)
+        status, _, err = ask_spark(f"select cast(tag as int) as n from {orders}", form)
         assert (status, "CAST_INVALID_INPUT" in err, "An error occurred" in err) == (2, True, False)
 
 
@@ -379,3 +397,96 @@ def test_equal_column_names_are_refused_as_json_and_kept_as_csv(ask: Ask):
     assert (status, out) == (2, "")
     assert "several columns are called a" in err
     assert ask("select 1 as a, 2 as a", "--csv")[1].split() == ["a,a", "1,2"]
+
+
+def test_rows_are_written_as_parquet(ask: Ask, orders: str, tmp_path: Path):
+    file = tmp_path / "sold.parquet"
+    query = f"select seq, tag, data.sku from {orders} where seq < 4 order by seq"
+    status, out, err = ask(query, "--parquet", str(file))
+    assert (status, out, err) == (0, f"{file}: 3 rows\n", "")
+    assert pq.read_table(file).to_pylist()[1] == {"seq": 2, "tag": "shop", "sku": "KETTLE"}
+    assert [one.name for one in tmp_path.iterdir()] == ["sold.parquet"]
+    assert "--parquet and --watch: pass one statement" in ask("select 1; select 2", "--parquet", str(file))[2]
+    assert "Parquet needs distinct names" in ask("select 1 as a, 2 as a", "--parquet", str(file))[2]
+    assert ask(f"select * from {orders} where seq < 0", "--parquet", str(file))[1] == f"{file}: 0 rows\n"
+
+
+def test_watch_repeats_a_statement_with_new_records(
+    client: Client, orders: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def grow(seconds: float) -> None:
+        if client.append(orders, [{"data": 1}]).last_seq > 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("topics.cli.sql.time.sleep", grow)
+    query = f"select count(*) as n from {orders}"
+    assert main(["sql", "--duckdb", "--url", client.url, query, "--csv", "--watch", "5s"]) == 0
+    assert capsys.readouterr().out.split() == ["n", "4", "n", "5", "n", "6"]
+
+
+def test_tab_completes_topics_columns_and_fields_that_were_used(client: Client, orders: str):
+    with closing(DuckTables({"url": client.url})) as tables:
+        assert completions(tables.words(), orders[:-2]) == [orders]
+        assert completions(tables.words(), "data.") == []
+        list(tables.run(f"select data.sku from {orders}").rows(None))
+        assert completions(tables.words(), "DATA.b") == ["data.by"]
+        assert completions(tables.words(), "sel") == ["select"]
+
+
+def test_running_statement_of_duckdb_is_cancelled(client: Client):
+    with closing(DuckTables({"url": client.url})) as tables:
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                list(tables.run("select count(*) from range(1000000000000) r(id) where id % 7 = 3").rows(None))
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        while thread.is_alive():
+            tables.cancel()
+            thread.join(0.05)
+        assert "interrupt" in str(failures[0]).lower()
+
+
+def test_lost_range_fails_a_query_of_duckdb_and_is_named(client: Client, topic: str):
+    client.append(topic, [{"data": at} for at in range(9)])
+    with closing(DuckTables({"url": client.url})) as tables:
+        answer = tables.run(f"select count(*) from {topic}")
+        client.put_topic(topic, cap_records=2)  # after the plan, before the read
+        with pytest.raises(DataLoss, match="seqs 1 to 7"):
+            list(answer.rows(None))
+
+
+@pytest.mark.parametrize(
+    ("installed", "arguments", "engine", "message"),
+    [
+        ({"pyspark", "duckdb"}, [], "spark", ""),
+        ({"pyspark", "duckdb"}, ["--duckdb"], "duckdb", ""),
+        ({"duckdb"}, [], "duckdb", ""),
+        ({"duckdb"}, ["--spark"], "", "sql needs Spark, which is not installed"),
+        (set(), [], "", "sql needs DuckDB or Spark, which is not installed"),
+        ({"pyspark"}, ["--duckdb"], "", "sql needs DuckDB, which is not installed"),
+        ({"pyspark", "duckdb"}, ["--duckdb", "--master", "local[1]"], "", "--master: only Spark has a master"),
+    ],
+)
+def test_engine_is_chosen_by_options_and_packages(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    installed: set[str], arguments: list[str], engine: str, message: str,
+):  # fmt: skip
+    chosen: list[str] = []
+
+    @contextmanager
+    def start(name: str) -> Iterator[None]:
+        chosen.append(name)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("topics.cli.sql.is_installed", lambda package: package in installed)
+    starts = {name: lambda *_, name=name: start(name) for name in ("spark", "duckdb")}
+    monkeypatch.setattr("topics.cli.sql.ENGINES", starts)
+    status = main(["sql", "--url", server.url, *arguments, "select 1"])
+    assert (chosen, status == 130) == ([engine] if engine else [], bool(engine))
+    assert message in capsys.readouterr().err

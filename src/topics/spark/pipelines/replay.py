@@ -52,7 +52,7 @@ from topics.spark.topic_names import missing_in
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from topics.spark.sql.tables import Tables
+    from topics.spark.sql.on_spark import SparkTables
 
 
 STEP_SEQS = 50_000
@@ -186,7 +186,7 @@ class _ReplayRun:
     def __init__(self, job: PipelineJob, wanted: ReplayRequest, client: Client, known: Positions) -> None:
         self._job, self._wanted, self._client, self._positions = job, wanted, client, known
         self._at = known.load(ReplayPosition).get("at")
-        self._tables: Tables | None = None  # for the types of fields in a condition
+        self._tables: SparkTables | None = None  # for the types of fields in a condition
         self._tasks = Tasks()
 
     def run(self, *, rate: float | None, allow_gaps: bool, step_seqs: int) -> None:
@@ -306,12 +306,12 @@ class _ReplayRun:
 
     def _frame(self, spark: SparkSession, given: dict[str, str]) -> DataFrame:
         """Return the rows in one partition: the records for which the condition holds, and all gaps."""
-        from topics.spark.sql.tables import Tables
+        from topics.spark.sql.on_spark import SparkTables
 
         frame = spark.read.format("topics").options(**given, maxPartitionBytes=ONE_PARTITION).load()
         if self._wanted.where is None:
             return frame
-        self._tables = self._tables or Tables(spark, self._wanted.options(self._job))
+        self._tables = self._tables or SparkTables(spark, self._wanted.options(self._job))
         try:
             condition = f"kind = 'gap' OR ({lenient(self._wanted.where)})"
             return self._tables.matching(frame, self._wanted.topic, condition, self._job.warn)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topics.errors import TopicsError
 from topics.model.names import check_topic
-from topics.spark.sql.text import names_in, tokens
+from topics.spark.sql.text import without_strings
 
 LONGEST_MS = 365_250 * 86_400_000
 NEVER = -(1 << 62)  # the watermark before the first record
@@ -130,7 +130,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("choose one output: a topic (into) or a Delta table (table)")
         if self.sql is not None and (self.by or self.where or self.select != COUNT):
             raise ValueError("sql replaces by, select and where: remove them")
-        if self.sql is not None and not {"window", "records"} <= names_in(self.sql):
+        if self.sql is not None and not {"window", "records"} <= set(re.findall(r"\w+", self.sql.lower())):
             raise ValueError("sql: must be a query FROM records with window among its columns")
         if self.tag is not None and self.into is None:
             raise ValueError("tag: only records of a topic have a tag; a table has columns")
@@ -203,9 +203,9 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def is_one_argument_list(text: str) -> bool:
     """Return whether the text between two parentheses belongs to one call, and is not DISTINCT."""
-    depth = 0
-    for at, token in enumerate(tokens(text)):
-        depth += (token[0] == "(") - (token[0] == ")")
-        if depth < 0 or (at == 0 and token[0].lower() == "distinct"):
+    depth, plain = 0, without_strings(text)
+    for char in plain:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
             return False
-    return True
+    return re.match(r"\s*distinct\b", plain, re.I) is None

@@ -1,4 +1,4 @@
-"""Print the rows of a query as a table, JSON, JSON lines, or CSV."""
+"""Print the rows of an answer as a table, JSON, JSON lines or CSV, or write them as Parquet."""
 
 from __future__ import annotations
 
@@ -8,44 +8,58 @@ import datetime
 import decimal
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+import pyarrow.parquet as pq
 from rich.cells import cell_len
 
 from topics.plurals import counted
+from topics.spark.sql.tables import Answer
 from topics.spark.sql.text import BadQuery
 
 TABLE_ROWS = 1000
 CELL_WIDTH = 80
 
 
-def lines(frame: DataFrame, form: str, *, limit: int | None = None) -> Iterator[str]:
+def lines(answer: Answer, form: str, *, limit: int | None = None) -> Iterator[str]:
     """Yield the rows as lines of text. A table needs its column widths first, so it shows `TABLE_ROWS` by default."""
-    names = frame.columns
+    names = answer.columns
     if form == "table":
         shown = TABLE_ROWS if limit is None else limit
-        found = frame.limit(shown + 1).collect()
+        found = list(answer.rows(shown + 1))
         yield from _table(names, [[_cell(value) for value in row] for row in found[:shown]])
         if len(found) > shown and limit is None:
             yield f"the first {counted(shown, 'row')}; --limit N shows more, --csv and --json all"
         else:
             yield counted(min(len(found), shown), "row")
         return
-    rows = frame.toLocalIterator() if limit is None else islice(frame.toLocalIterator(), limit)
     if form == "csv":
         yield _csv(names)
-        for row in rows:
+        for row in answer.rows(limit):
             yield _csv([_cell(value, null="") for value in row])
         return
+    _check_names(names, "JSON")
+    texts = (_json(dict(zip(names, map(plain, row), strict=True))) for row in answer.rows(limit))
+    yield from texts if form == "jsonl" else _array(texts)
+
+
+def write_parquet(answer: Answer, path: str, *, limit: int | None = None) -> int:
+    """Write the rows to a new file, and return how many they are."""
+    _check_names(answer.columns, "Parquet")
+    table = answer.arrow().slice(0, limit)
+    temporary = f"{path}.part"
+    pq.write_table(table, temporary)
+    os.replace(temporary, path)
+    return int(table.num_rows)
+
+
+def _check_names(names: list[str], form: str) -> None:
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadQuery(
-            f"several columns are called {', '.join(sorted(twice))}; JSON needs distinct names: rename them with AS"
+            f"several columns are called {', '.join(sorted(twice))}; {form} needs distinct names: rename them with AS"
         )
-    texts = (_json(dict(zip(names, map(_plain, row), strict=True))) for row in rows)
-    yield from texts if form == "jsonl" else _array(texts)
 
 
 def _array(texts: Iterable[str]) -> Iterator[str]:
@@ -83,21 +97,19 @@ def _is_number(text: str) -> bool:
 def _cell(value: Any, *, null: str = "NULL") -> str:
     if value is None:
         return null
-    plain = _plain(value)
-    if isinstance(plain, str):
-        return plain
-    return _json(plain)
+    shown = plain(value)
+    return shown if isinstance(shown, str) else _json(shown)
 
 
-def _plain(value: Any) -> Any:
-    """Return a Spark value as a value that JSON can represent."""
+def plain(value: Any) -> Any:
+    """Return a value of Spark or Arrow as a value that JSON can represent."""
     match value:
-        case Row():
-            return {name: _plain(inner) for name, inner in value.asDict().items()}
+        case tuple() if hasattr(value, "asDict"):  # a row of Spark
+            return {name: plain(inner) for name, inner in value.asDict().items()}
         case dict():
-            return {str(_plain(name)): _plain(inner) for name, inner in value.items()}
+            return {str(plain(name)): plain(inner) for name, inner in value.items()}
         case list() | tuple():
-            return [_plain(inner) for inner in value]
+            return [plain(inner) for inner in value]
         case datetime.datetime():
             return value.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         case datetime.date() | datetime.time() | datetime.timedelta():
