@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime
+from time import sleep
 from typing import TYPE_CHECKING, TextIO
 
 from topics.cli import sql_prompt
@@ -137,7 +138,7 @@ def _watch(tables: Tables, statement: str, args: argparse.Namespace) -> None:
         if sys.stdout.isatty():
             print(f"\x1b[H\x1b[2J{datetime.now():%H:%M:%S}  {' '.join(statement.split())}\n")
         print(shown.getvalue(), end="" if args.format != "table" else "\n", flush=True)
-        time.sleep(max(args.watch / 1000 - (time.monotonic() - began_s), 0))
+        sleep(max(args.watch / 1000 - (time.monotonic() - began_s), 0))
 
 
 @contextmanager

@@ -377,9 +377,10 @@ def test_there_are_sixty_statements():
     ("sql", "spark_answer", "duckdb_answer"),
     [
         ("select 1 / 0", None, [("inf",)]),
+        ("select 'it\\'s'", [("it's",)], None),
         ("select cast(1.7 as int)", [(1,)], [(2,)]),
         ('select "a"', [("a",)], None),
-        (f"select data.sku as `a b` from {ORDERS} where seq = 1", [("V60",)], None),
+        (f"select data.sku as `a b` from {ORDERS} where seq = 1", [("V60",)], [("V60",)]),
         (f'select data.sku as "a b" from {ORDERS} where seq = 1', None, [("V60",)]),
         (f"select value:sku::string from {ORDERS} where seq = 1", [("V60",)], None),
         (f"select data ->> '$.sku' from {ORDERS} where seq = 1", None, [("V60",)]),

@@ -418,7 +418,7 @@ def test_watch_repeats_a_statement_with_new_records(
         if client.append(orders, [{"data": 1}]).last_seq > 6:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("topics.cli.sql.time.sleep", grow)
+    monkeypatch.setattr("topics.cli.sql.sleep", grow)
     query = f"select count(*) as n from {orders}"
     assert main(["sql", "--duckdb", "--url", client.url, query, "--csv", "--watch", "5s"]) == 0
     assert capsys.readouterr().out.split() == ["n", "4", "n", "5", "n", "6"]
