@@ -221,6 +221,11 @@ def test_moment_is_restored_beside_the_running_server(running: list[ServerProces
     assert (later.returncode, "choose one up to" in later.stderr) == (2, True), later.stderr
     server.stop()
     assert "the writer does not serve" in topics("replica", "status", url).stdout
+    last = max((tmp_path / "replica" / "log").iterdir())
+    last.write_text("hello")
+    failed = topics("restore", url, tmp_path / "no")
+    assert f"with --at-object {int(last.name) - 1}, and choose another prefix" in failed.stderr
+    assert topics("restore", url, tmp_path / "before", "--at-object", int(last.name) - 1).returncode == 0
 
 
 def test_start_without_the_bucket_says_what_to_do(tmp_path: Path):

@@ -192,7 +192,7 @@ def _verify(args: argparse.Namespace) -> int:
     print(f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}")
     for problem in found.problems:
         print(f"{screen.paint('damaged:', 'red')} {problem}")
-    if not found.clean:
+    if found.restorable_to and not found.clean:
         print(
             f"next: topics restore {args.url} DIR --at-object {found.restorable_to}, the last state before the damage"
         )
@@ -228,12 +228,12 @@ def run_restore(args: argparse.Namespace) -> int:
         raise ReplicaError(f"there is no object {number} yet; choose one up to {history.last_number}")
     if not is_vacant(fs, directory):
         move_aside(fs, directory, aside_of(directory) if args.force else None)
-    began, end = time.monotonic(), history.end()
-    owner = start.Owner(history.replica_id, end.term, end.instance)
+    began = time.monotonic()
 
     def seal(datadir: DataDir) -> int:
         """Let a server continue the replica with this directory, unless another one has done so by then."""
-        start.write_owner(datadir, owner)
+        end = history.end()
+        start.write_owner(datadir, start.Owner(history.replica_id, end.term, end.instance))
         return end.number
 
     with Meter("restored") as meter:

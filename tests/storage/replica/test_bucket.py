@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import http.server
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +104,40 @@ def test_unreachable_bucket_names_the_next_step_without_a_secret(monkeypatch: py
         open_bucket("s3://bucket/x", timeout_ms=300).get("log/1")
     assert "hunter2" not in str(failed.value)
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "step"),
+    [
+        (403, "AccessDenied", "give this server the right to list, read, write and delete objects there"),
+        (403, "SignatureDoesNotMatch", "correct the secret key in the environment"),
+        (403, "RequestTimeTooSkewed", "set the clock of this machine"),
+        (400, "AuthorizationHeaderMalformed", "set AWS_REGION to the region of the bucket"),
+        (501, "NotImplemented", "use a bucket with conditional writes (If-None-Match)"),
+    ],
+)
+def test_refusal_names_its_code_and_the_next_step(status: int, code: str, step: str, monkeypatch: pytest.MonkeyPatch):
+    text = f'<?xml version="1.0"?>\n<Error><Code>{code}</Code><Message>the region of KEY is x</Message></Error>'
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        use_s3(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+        with pytest.raises(BucketError) as failed:
+            open_bucket("s3://bucket/x").create("log/1", b"1")
+        server.shutdown()
+    assert str(failed.value).endswith(f"{code}; {step}")
+    assert "KEY" not in str(failed.value)
 
 
 def test_directory_without_permission_names_the_next_step():

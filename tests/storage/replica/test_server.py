@@ -22,6 +22,7 @@ from topics.model.router import RouterRequest
 from topics.storage.datadir import FORMAT_VERSION
 from topics.storage.replica import objects, upkeep
 from topics.storage.replica.history import History
+from topics.storage.replica.objects import Damaged
 from topics.storage.replica.restore import restore
 from topics.storage.replica.start import NotOurs
 from topics.storage.worker import INLINE
@@ -721,3 +722,43 @@ def test_damaged_object_is_named_with_the_last_state_before_it():
     assert len(found.problems) == 1
     with pytest.raises(Exception, match=f"checksum is wrong; restore the state before it with --at-object {last - 2}"):
         server.elsewhere()
+    assert server.append("sure", "4").first == 5, "a start that cannot restore fences no server"
+
+
+def test_damaged_end_names_the_state_before_it_and_that_is_restored():
+    bucket = SimBucket()
+    server = ReplicaServer.begin(bucket)
+    for number in range(4):
+        server.append("sure", str(number), durability="replicated")
+    last = server.replication.sequence.last_number
+    bucket.objects[f"log/{last:020d}"] = b"hello"
+    with pytest.raises(Damaged, match=f"no object of a replica; restore .* --at-object {last - 1}, and choose another"):
+        server.elsewhere()
+    history = History.open(bucket, whole=True)
+    assert history is not None
+    disk = SimDisk()
+    restore(history, disk, "/data", number=last - 1, restored_ms=server.clock.now_ms())
+    assert SimServer.start(disk).data("sure") == ["0", "1", "2"]
+
+
+def test_damaged_first_checkpoint_leaves_nothing_to_restore():
+    bucket = SimBucket()
+    ReplicaServer.begin(bucket)
+    [name] = [name for name in bucket.objects if name.startswith("files/")]
+    bucket.objects[name] = b""
+    history = History.open(bucket, whole=True)
+    assert history is not None
+    found = upkeep.verify(history)
+    assert (len(found.problems), found.restorable_to) == (1, 0)
+
+
+def test_clock_far_behind_the_replica_is_refused_before_anything_is_written():
+    bucket, disk = SimBucket(), SimDisk()
+    server = ReplicaServer.begin(bucket)
+    server.pass_ms(3_600_000)
+    server.append("sure", "1", durability="replicated")
+    before = dict(bucket.objects)
+    with pytest.raises(NotOurs, match=r"the clock of this machine shows .*; set the clock"):
+        ReplicaServer.begin(bucket, disk, clock=SimClock(server.clock.now_ms() - 3_000_000))
+    assert bucket.objects == before
+    assert not disk.exists("/data/REPLICA")

@@ -7,6 +7,7 @@ GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME …), never from the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -143,20 +144,29 @@ class Bucket:
             raise _failure(self.url, error) from error
 
 
+# What an operator does next, by a part of the error and its class, in lower case. The first one counts.
+_RIGHTS = "give this server the right to list, read, write and delete objects there"
+_REGION = "set AWS_REGION to the region of the bucket"
+_CREATE = "create the bucket, or correct TOPICS_REPLICA"
+_CREDENTIALS = "set the credentials in the environment, or give the machine a role"
+_STEPS = {
+    "requesttimetooskewed": "set the clock of this machine",
+    "signaturedoesnotmatch": "correct the secret key in the environment",
+    "permissiondeniederror": _RIGHTS, "unauthenticatederror": _RIGHTS, "permissionerror": _RIGHTS,
+    "notimplemented": "use a bucket with conditional writes (If-None-Match)",
+    "nosuchbucket": _CREATE, "notfounderror": _CREATE,
+    "account must be specified": "set AZURE_STORAGE_ACCOUNT_NAME",
+    "permanentredirect": _REGION, "301 moved": _REGION, "region": _REGION,
+    "credential": _CREDENTIALS, "metadata": _CREDENTIALS, "169.254": _CREDENTIALS,
+    "": "check that the bucket can be reached from here",
+}  # fmt: skip
+
+
 def _failure(url: str, error: Exception) -> BucketError:
-    """Return the error for an operator. Only the first line: the others have request headers."""
-    text = (str(error).splitlines() or [type(error).__name__])[0].replace("; ", ", ")
-    kind, low = type(error).__name__, str(error).lower()
-    if kind in ("PermissionDeniedError", "UnauthenticatedError") or isinstance(error, PermissionError):
-        step = "give this server the right to list, read, write and delete objects there"
-    elif "region" in low or "permanentredirect" in low or "301 moved" in low:
-        step = "set AWS_REGION to the region of the bucket"
-    elif "account must be specified" in low:
-        step = "set AZURE_STORAGE_ACCOUNT_NAME"
-    elif "nosuchbucket" in low or kind == "NotFoundError" or isinstance(error, FileNotFoundError):
-        step = "create the bucket, or correct TOPICS_REPLICA"
-    elif "credential" in low or "metadata" in low or "169.254" in low:
-        step = "set the credentials in the environment, or give the machine a role"
-    else:
-        step = "check that the bucket can be reached from here"
-    return BucketError(f"{url}: {text}; {step}")
+    """Return the error for an operator. Only the first line, and the code of S3: the others have request headers."""
+    whole, kind = str(error), type(error).__name__
+    text = (whole.splitlines() or [kind])[0].replace("; ", ", ").partition("<?xml")[0].rstrip(" :")
+    if (code := re.search(r"<Code>(\w+)</Code>", whole)) is not None:
+        text = f"{text}: {code[1]}"
+    low = f"{kind} {whole}".lower()
+    return BucketError(f"{url}: {text}; {next(step for part, step in _STEPS.items() if part in low)}")

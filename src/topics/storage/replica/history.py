@@ -67,7 +67,13 @@ class History:
         """Return the end of the sequence."""
         if not self.log:
             return End()
-        head = self.read(self.last_number).head
+        try:
+            head = self.read(self.last_number).head
+        except Damaged as error:
+            if "; " in str(error):
+                raise
+            way = f"restore the state before it with --at-object {self.last_number - 1}, and choose another prefix"
+            raise Damaged(f"{error}; {way}") from error
         return End(head.number, head.term, head.at_ms, _base(head), head.upto, head.instance, head.host)
 
     def read(self, number: int) -> Object:

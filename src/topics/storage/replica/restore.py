@@ -51,7 +51,7 @@ def restore(
     it continues the old one: it reports what the replica may lack as lost (`failover`). `seal` is called when the files
     are there: it ends the old term, and returns the number of its last object.
     """
-    state = history.state(number or history.last_number)
+    state = history.state(number or history.end().number)
     datadir = DataDir(fs, target)
     datadir.begin()
     try:
@@ -71,6 +71,7 @@ class _Restore:
         self._dir = datadir
         self._pool = pool
         self._progress = progress
+        self._ends: dict[int, int] = {}  # of the log files that are written
         self._total = sum(ref.size_bytes for ref in state.checkpoint.files)
 
     def run(self, restored_ms: int | None, seal: Callable[[DataDir], int] | None) -> Restored:
@@ -84,11 +85,15 @@ class _Restore:
             done.bytes += ref.size_bytes
             self._progress(done.bytes, self._total)
             snapshot_bytes = data or snapshot_bytes
-        if seal is not None:
+        self._log(done, checkpoint.since)
+        if seal is not None:  # not earlier: what cannot be restored must not end the term of a server that runs
+            read = self._state.last.number
             self._extend(seal(datadir))
+            self._log(done, max(checkpoint.since, read + 1))
         last = self._state.last
         done.object, done.term, done.at_ms = last.number, last.term, last.at_ms
-        files = self._log(done)
+        files = list(self._pool.map(self._synced, sorted(self._ends)))
+        datadir.fs.sync_dir(datadir.wal_dir)
         done.log_files = len(files)
         self._write_ledger(files)
         self._write(snapshot_path, self._marked(snapshot_bytes, restored_ms))
@@ -135,11 +140,10 @@ class _Restore:
         earlier = self._state.head.base
         return f"restore an earlier state with --at-object {earlier}" if earlier else "no earlier state can be restored"
 
-    def _log(self, done: Restored) -> list[LogFile]:
-        """Write the log after the checkpoint. Objects of a later term have no checkpoint yet: they do not count."""
-        checkpoint, term, datadir = self._state.checkpoint, self._state.head.term, self._dir
-        ends: dict[int, int] = {}
-        numbers = list(range(checkpoint.since, self._state.last.number + 1))
+    def _log(self, done: Restored, first: int) -> None:
+        """Write the log of these objects. Those of a later term have no checkpoint yet: they do not count."""
+        checkpoint, term, datadir, ends = self._state.checkpoint, self._state.head.term, self._dir, self._ends
+        numbers = list(range(first, self._state.last.number + 1))
         for _, found in self._ahead(self._read, numbers):
             if found.head.kind != "bytes" or found.head.term != term:
                 continue
@@ -155,9 +159,6 @@ class _Restore:
                     file.close()
                 ends[number] = at + len(data)
                 done.bytes += len(data)
-        files = list(self._pool.map(self._synced, sorted(ends)))
-        datadir.fs.sync_dir(datadir.wal_dir)
-        return files
 
     def _synced(self, number: int) -> LogFile:
         """Return a log file, once its bytes are durable."""

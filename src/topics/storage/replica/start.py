@@ -38,6 +38,8 @@ from topics.storage.replica.sequence import NOWHERE, End, Sequence, State, Uploa
 
 log = logs.Log("replica")
 
+MAX_SKEW_MS = 900_000  # of the clocks of two writers; S3 accepts as much
+
 
 class NotOurs(ReplicaError):
     """The directory and the replica do not belong together. The text has the reason, and after `; ` the way out."""
@@ -80,6 +82,11 @@ def prepare(
     """
     url, history = server.url, History.open(bucket)
     end = End() if history is None else history.end()
+    if end.at_ms > now_ms + MAX_SKEW_MS:
+        raise NotOurs(
+            f"the last object of {url} is of {objects.shown_time(end.at_ms)}, and the clock of this machine shows "
+            f"{objects.shown_time(now_ms)}; set the clock, or choose another prefix"
+        )
     instance = secrets.token_hex(8)
     if history is not None and end.number and is_vacant(fs, path):
         begin = partial(_sequence, server, history.replica_id, instance)

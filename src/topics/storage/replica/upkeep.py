@@ -46,7 +46,7 @@ class Status(Struct, kw_only=True):
 
 
 class Verified(Struct, kw_only=True):
-    """The result of a check. `restorable_to` is the last object before the first damage."""
+    """The result of a check. `restorable_to` is the last object with a state before the first damage; 0 if none has."""
 
     objects: int = 0
     files: int = 0
@@ -159,7 +159,7 @@ def verify(history: History, *, progress: Callable[[int, int], None] = lambda do
                     problems.append(f"{checked[ref.name]}, which object {number} needs as {ref.path}")
                 progress(found.bytes, total)
         progress(found.bytes, total)
-        if not problems and not found.problems:
+        if before is not None and (before.base or before.kind == "checkpoint") and not problems and not found.problems:
             found.restorable_to = number
         found.problems += problems
     return found
