@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state import snapshot_parts
-from topics.engine.state.jobs.job import Job
+from topics.engine.state.jobs.job import Job, Notes
 from topics.engine.state.jobs.leases import save
 from topics.engine.state.jobs.saved import SavedLeases
 from topics.engine.state.topic import Topic
@@ -75,9 +75,9 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
     ]
     queue.check_upto = max(queue.check_upto, *entry.seqs)
     queue.grant(jobs, entry.node, entry.first_lease, entry.deadline_ms)
-    for seq, reasons in known.items():
-        if reasons:
-            queue.keep_reasons(seq, reasons)
+    for job in jobs:
+        if reasons := known.get(job.seq):
+            queue.reasons.keep(job, Notes(reasons))
     # A delete or damage may have taken the job: its lease would count as held without end.
     queue.left([seq for seq in entry.seqs if not retention.present(topic, partial(topic.is_live, seq))])
 

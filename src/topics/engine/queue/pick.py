@@ -12,7 +12,7 @@ skipped and stay in their places, because the log may still refuse the delete.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import nsmallest
 from itertools import chain, islice, pairwise
@@ -23,7 +23,7 @@ from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
-from topics.model.queue import JobState
+from topics.model.queue import JobState, Reason
 from topics.model.record_bytes import as_field, encode_json
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold, Needs
@@ -411,11 +411,10 @@ def _row(topic: Topic, queue: Leases, seq: int, fields: bytes) -> bytes:
     elif state == "in_flight":
         lease = encode_json(job.node), job.lease_id.encode(), job.deadline_ms
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % lease
-        if (progress := queue.progress_of(job)) is not None:
-            shown += b'"progress":%b,' % encode_json(progress)
-    return record_bytes.with_seq(seq, shown + reasons_field(queue, job) + fields)
+        if job.progress is not None:
+            shown += b'"progress":%b,' % encode_json(job.progress)
+    return record_bytes.with_seq(seq, shown + reasons_field(queue.reasons_of(job)) + fields)
 
 
-def reasons_field(queue: Leases, job: Job) -> bytes:
-    reasons = queue.reasons_of(job)
+def reasons_field(reasons: Sequence[Reason]) -> bytes:
     return b'"reasons":%b,' % encode_json(reasons) if reasons else b""

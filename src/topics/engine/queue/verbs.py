@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import count, repeat
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from topics.engine.queue import pick
 from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.state.jobs.buckets import QUEUE
-from topics.engine.state.jobs.job import Holder, Job
+from topics.engine.state.jobs.job import NOTHING, Holder, Job, Notes
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
@@ -142,11 +142,13 @@ class Queues:
                 fields = [job.seq for job in jobs], [job.deliveries for job in jobs], [job.priority for job in jobs]
                 grants.append(Leased(topic.topic_id, want.node, first, deadline, *fields))
             queue.grant(jobs, want.node, first, deadline, want.holder)
-            reasons = [pick.reasons_field(queue, job) for job in jobs] if queue.has_reasons else repeat(b"")
             rows = [
-                CLAIMED % (job.seq, job.lease, deadline, job.deliveries, why, rendered[job.seq])
-                for job, why in zip(jobs, reasons, strict=False)
-            ]
+                CLAIMED % (
+                    job.seq, job.lease, deadline, job.deliveries,
+                    pick.reasons_field(job.notes.reasons) if job.notes is not NOTHING else b"", rendered[job.seq],
+                )
+                for job in jobs
+            ]  # fmt: skip
             claims.append(Claimed(topic, rows, jobs, 0, first))
         ready = queue.ready
         for done in claims:
@@ -231,7 +233,8 @@ class Queues:
         """
         now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         if progress is not None:
-            queue.note_progress(jobs, progress)
+            for job in jobs:
+                queue.reasons.keep(job, Notes(job.notes.reasons, progress, job.lease))
         before = [job.deadline_ms for job in jobs]
         deadline = now + (lease_ms or 0)
         if lease_ms is not None:

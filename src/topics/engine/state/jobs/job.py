@@ -5,14 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics.errors import invalid
-from topics.model.queue import MAX_DELIVER_AT
+from topics.model.queue import MAX_DELIVER_AT, Progress, Reason
 from topics.model.records import MAX_KEY_BYTES, NewRecord, Unique, too_long
 from topics.storage.segments.extras import Terms, pack
 
 PRIORITIES = 10
+REASON_BYTES = 512  # of a reason or a progress beside its texts
 
 
 class Holder:
@@ -44,6 +45,29 @@ class Term:
 NO_TERM = Term(0)
 
 
+class Notes(Struct, frozen=True):
+    """Why deliveries of a job failed, and how far the worker of one lease is. See `Reasons`."""
+
+    reasons: tuple[Reason, ...] = ()
+    progress: Progress | None = None
+    lease: int = 0  # of the progress
+
+    @property
+    def size_bytes(self) -> int:
+        error = self.reasons[-1].error if self.reasons else None
+        texts = 0 if error is None else 4 * sum(len(text or "") for text in structs.astuple(error))
+        if self.progress is not None:
+            texts += REASON_BYTES + 4 * len(self.progress.text or "")
+        return texts + sum(REASON_BYTES + 4 * len(one.reason) for one in self.reasons)
+
+    @property
+    def failed_ms(self) -> int:
+        return self.reasons[-1].at if self.reasons else 0
+
+
+NOTHING = Notes()
+
+
 class Job(Struct, eq=False):
     """A job that was delivered at least once. The lease fields count only while it is in `leases` or `leaving`."""
 
@@ -55,6 +79,7 @@ class Job(Struct, eq=False):
     due_ms: int = 0
     holder: Holder | None = None
     term: Term = NO_TERM
+    notes: Notes = NOTHING
 
     @property
     def deadline_ms(self) -> int:
@@ -63,6 +88,10 @@ class Job(Struct, eq=False):
     @property
     def lease_id(self) -> str:
         return f"lease_{self.lease:x}"
+
+    @property
+    def progress(self) -> Progress | None:
+        return self.notes.progress if self.notes.lease == self.lease else None
 
 
 class WaitingSeqs:

@@ -30,12 +30,12 @@ import numpy.typing as npt
 
 from topics.engine.state.jobs.buckets import QUEUE, Buckets
 from topics.engine.state.jobs.deadlines import STALE_MAX, LeaseDeadlines
-from topics.engine.state.jobs.job import NO_TERM, PRIORITIES, Holder, Job, WaitingSeqs
+from topics.engine.state.jobs.job import NO_TERM, NOTHING, PRIORITIES, Holder, Job, Notes, WaitingSeqs
 from topics.engine.state.jobs.keys import Keys
-from topics.engine.state.jobs.reasons import NOTHING, Notes, with_reason
+from topics.engine.state.jobs.reasons import Reasons, with_reason
 from topics.engine.state.jobs.saved import SavedJob, SavedLeases
 from topics.engine.state.jobs.unique import UniqueJobs
-from topics.model.queue import Progress, Reason, Why
+from topics.model.queue import Reason, Why
 from topics.model.topic import TopicConfig
 from topics.storage.segments.extras import has_terms, terms_of
 
@@ -47,8 +47,8 @@ class Leases:
 
     __slots__ = (
         "_deadlines", "_delays", "_now_ms", "_topic", "buckets", "by_priority", "cancelled", "check_upto", "cursor",
-        "dead_letter_error", "dead_lettered", "exhausted", "freed", "has_reasons", "keys", "last_lease", "later",
-        "leases", "leaving", "move_after_ms", "reclaim", "resting", "served", "turn", "unique",
+        "dead_letter_error", "dead_lettered", "exhausted", "freed", "keys", "last_lease", "later",
+        "leases", "leaving", "move_after_ms", "reasons", "reclaim", "resting", "served", "turn", "unique",
     )  # fmt: skip
 
     def __init__(self, topic: Any) -> None:
@@ -71,7 +71,7 @@ class Leases:
         self.freed: Callable[[], None] = lambda: None  # called when jobs become claimable other than by an append
         self.move_after_ms = 0  # no move is tried before this time: the last one failed
         self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
-        self.has_reasons = False  # whether a job may have failed with a reason, or has a progress
+        self.reasons: Reasons = topic.totals.reasons
         self._deadlines = LeaseDeadlines(self.leases)
         self.keys = Keys(self.wait, topic.config.max_in_flight_per_key)
         self.unique = UniqueJobs()
@@ -228,9 +228,6 @@ class Leases:
 
     def forget(self, seqs: Collection[int]) -> None:
         """Take jobs out of their places, but for their keys."""
-        if self.has_reasons:
-            for seq in seqs:
-                self._topic.totals.reasons.forget(self._topic.topic_id, seq)
         for seq in seqs:
             if (job := self.leaving.pop(seq, None)) is not None:
                 if job.holder is not None:
@@ -242,10 +239,10 @@ class Leases:
                 if len(self.cancelled) > CANCELLED_MAX:
                     del self.cancelled[next(iter(self.cancelled))]
             else:
-                self.reclaim.pop(seq, None)
-                self.resting.pop(seq, None)
-                self.exhausted.pop(seq, None)
+                job = self._take_ended(seq) or self.resting.pop(seq, None)
                 self.later.pop(seq, None)
+            if job is not None and job.notes is not NOTHING:
+                self.reasons.keep(job, NOTHING)
 
     def left_range(self, low: int, high: int) -> None:
         """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
@@ -283,7 +280,7 @@ class Leases:
         leases = self.leases
         for lease, job in enumerate(jobs, first_lease):
             if job.term.ended:
-                self.keep_reasons(job.seq, self.reasons_of(job))
+                self.reasons.keep(job, Notes(self.reasons_of(job)))
             job.node, job.lease, job.holder = node, lease, holder
             job.deliveries += 1
             leases[job.seq] = job
@@ -328,7 +325,7 @@ class Leases:
             job.deliveries -= undelivered
             if why is not None:
                 failed = Reason(now_ms, job.node, job.deliveries, *why)
-                self.keep_reasons(job.seq, with_reason(self.reasons_of(job), failed))
+                self.reasons.keep(job, Notes(with_reason(self.reasons_of(job), failed)))
             if most and job.deliveries >= most:
                 self.exhausted[job.seq] = job
             elif due_ms > now_ms:
@@ -338,9 +335,9 @@ class Leases:
         if len(self._delays) > 2 * self.delayed + STALE_MAX:
             self._sort_delays()
 
-    def _take_ended(self, seq: int) -> bool:
-        """Take out a job whose lease has ended. Return whether there was one."""
-        return (self.reclaim.pop(seq, None) or self.exhausted.pop(seq, None)) is not None
+    def _take_ended(self, seq: int) -> Job | None:
+        """Take out a job whose lease has ended. Return it, if there is one."""
+        return self.reclaim.pop(seq, None) or self.exhausted.pop(seq, None)
 
     def delay(self, job: Job, due_ms: int) -> None:
         job.due_ms = due_ms
@@ -355,34 +352,12 @@ class Leases:
 
     def reasons_of(self, job: Job, *, expired: bool | None = None) -> tuple[Reason, ...]:
         """Return why deliveries of the job failed. Pass `expired` if its term does not say whether its lease has."""
-        reasons = self._notes(job.seq).reasons
+        reasons = job.notes.reasons
         if not (job.term.ended and job.seq not in self.leaving if expired is None else expired):
             return reasons
         held_s = max(job.deadline_ms - (job.lease >> 16), 0) / 1000  # see `Queues.claim` for the numbers of leases
         text = f"lease expired, held by {job.node} for {held_s:g} s"
         return with_reason(reasons, Reason(job.deadline_ms, job.node, job.deliveries, text))
-
-    def keep_reasons(self, seq: int, reasons: tuple[Reason, ...]) -> None:
-        self._keep(seq, Notes(reasons))
-
-    def note_progress(self, jobs: list[Job], progress: Progress) -> None:
-        """Note how far the worker is. It is shown while these leases last."""
-        for job in jobs:
-            self._keep(job.seq, Notes(self._notes(job.seq).reasons, progress, job.lease))
-
-    def progress_of(self, job: Job) -> Progress | None:
-        notes = self._notes(job.seq)
-        return notes.progress if notes.lease == job.lease else None
-
-    def _notes(self, seq: int) -> Notes:
-        if not self.has_reasons:
-            return NOTHING
-        notes: Notes = self._topic.totals.reasons.get(self._topic.topic_id, seq)
-        return notes
-
-    def _keep(self, seq: int, notes: Notes) -> None:
-        self.has_reasons = True
-        self._topic.totals.reasons.keep(self._topic.topic_id, seq, notes)
 
     def touched(self, seq: int) -> bool:
         """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
@@ -437,7 +412,7 @@ class Leases:
             else:
                 self.reclaim[one.seq] = job
             if one.reasons:
-                self.keep_reasons(one.seq, tuple(one.reasons))
+                self.reasons.keep(job, Notes(tuple(one.reasons)))
 
     def _unhold(self, job: Job) -> None:
         holder, job.holder = job.holder, None

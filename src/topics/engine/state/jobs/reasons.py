@@ -1,41 +1,18 @@
-"""Why deliveries of jobs failed, and how far jobs are: for each job, within one bound on memory for all queues."""
+"""Why deliveries of jobs failed, and how far jobs are: each job has its notes, within one bound on memory for all."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from topics.model.queue import Progress, Reason
+from topics.engine.state.jobs.job import NOTHING, Job, Notes
+from topics.model.queue import Reason
 
 MAX_REASONS = 5  # of one job
 MAX_BYTES = 16 << 20  # of all jobs; the notes of the job that failed longest ago make room
 EARLIER_CHARS = 256  # of a reason that is not the last one of its job: it has no `error`, either
-REASON_BYTES = 512  # of a reason or a progress beside its texts
 STALE_MAX = 1024  # outdated entries that the heap may have beyond its use before it is rebuilt
-
-
-class Notes(Struct, frozen=True):
-    """What is known of one job."""
-
-    reasons: tuple[Reason, ...] = ()
-    progress: Progress | None = None
-    lease: int = 0  # of the progress
-
-    @property
-    def size_bytes(self) -> int:
-        error = self.reasons[-1].error if self.reasons else None
-        texts = 0 if error is None else 4 * sum(len(text or "") for text in structs.astuple(error))
-        if self.progress is not None:
-            texts += REASON_BYTES + 4 * len(self.progress.text or "")
-        return texts + sum(REASON_BYTES + 4 * len(one.reason) for one in self.reasons)
-
-    @property
-    def failed_ms(self) -> int:
-        return self.reasons[-1].at if self.reasons else 0
-
-
-NOTHING = Notes()
 
 
 def with_reason(reasons: tuple[Reason, ...], last: Reason) -> tuple[Reason, ...]:
@@ -47,32 +24,32 @@ def with_reason(reasons: tuple[Reason, ...], last: Reason) -> tuple[Reason, ...]
 
 
 class Reasons:
-    """The notes of all queues, by topic id and seq. Those of a dropped queue stay until others need the room."""
+    """The jobs of all queues that have notes. Those of a dropped queue stay until others need the room."""
 
-    __slots__ = ("_ages", "_by_job", "bytes")
+    __slots__ = ("_ages", "_jobs", "bytes")
 
     def __init__(self) -> None:
-        self._by_job: dict[tuple[int, int], Notes] = {}
-        self._ages: list[tuple[int, int, int]] = []  # a heap of `failed_ms` and the job; some entries are outdated
+        self._jobs: set[Job] = set()
+        self._ages: list[tuple[int, int, int, Job]] = []  # a heap of `failed_ms`, seq and job; some are outdated
         self.bytes = 0
 
-    def get(self, topic_id: int, seq: int) -> Notes:
-        return self._by_job.get((topic_id, seq), NOTHING)
-
-    def keep(self, topic_id: int, seq: int, notes: Notes) -> None:
-        self.forget(topic_id, seq)
-        self._by_job[topic_id, seq] = notes
-        self.bytes += notes.size_bytes
-        heappush(self._ages, (notes.failed_ms, topic_id, seq))
+    def keep(self, job: Job, notes: Notes) -> None:
+        """Replace the notes of a job."""
+        self.bytes += notes.size_bytes - job.notes.size_bytes
+        job.notes = notes
+        if notes is NOTHING:
+            self._jobs.discard(job)
+            return
+        self._jobs.add(job)
+        heappush(self._ages, _age(job))
         while self.bytes > MAX_BYTES:
-            failed_ms, *job = heappop(self._ages)
-            if self.get(*job).failed_ms == failed_ms:
-                self.forget(*job)
-        if len(self._ages) > 2 * len(self._by_job) + STALE_MAX:
-            self._ages = [(kept.failed_ms, *job) for job, kept in self._by_job.items()]
+            failed_ms, *_, oldest = heappop(self._ages)
+            if oldest.notes.failed_ms == failed_ms:
+                self.keep(oldest, NOTHING)
+        if len(self._ages) > 2 * len(self._jobs) + STALE_MAX:
+            self._ages = [_age(job) for job in self._jobs]
             heapify(self._ages)
 
-    def forget(self, topic_id: int, seq: int) -> None:
-        notes = self._by_job.pop((topic_id, seq), None)
-        if notes is not None:
-            self.bytes -= notes.size_bytes
+
+def _age(job: Job) -> tuple[int, int, int, Job]:
+    return job.notes.failed_ms, job.seq, id(job), job
