@@ -408,6 +408,10 @@ class Settings:
         7 * DAY_MS, "Time in which every stored checksum is compared about once. 0 disables this.", low=0,
         high=365 * DAY_MS,
     )  # fmt: skip
+    rewrite_removed_percent: int = COUNT(
+        50, "Share of removed bytes from which a sealed segment is rewritten without them. 0 disables this.", low=0,
+        high=99,
+    )  # fmt: skip
 
     cold_dir: Path | None = DIRECTORY(None, "Directory for sealed segments beyond the limits below.")
     hot_retain_segments: int = _cap(0, "Maximum sealed segments per topic in the data directory.")

@@ -142,13 +142,17 @@ class SimServer:
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
                  store_worker: Worker | None = None, write_worker: Worker | None = None,
-                 gather_turns: int = 0, cold_dir: str | None = None, hot_segments: int = 0,
+                 gather_turns: int = 0, cold_dir: str | None = None, hot_segments: int = 0, rewrite_percent: int = 0,
                  max_copies: int = 10_000) -> None:  # fmt: skip
         self.disk = disk
         self.clock = clock or SimClock()
         self._segments = segments
         self._wal_file_bytes = wal_file_bytes
-        self._cold: dict[str, Any] = {"cold_dir": cold_dir, "hot_segments": hot_segments}
+        self._cold: dict[str, Any] = {
+            "cold_dir": cold_dir,
+            "hot_segments": hot_segments,
+            "rewrite_percent": rewrite_percent,
+        }
         self._dir = DataDir(disk, ROOT)
         self.steps = HeldSteps()
         limits = Limits(max_copies=max_copies)
@@ -167,6 +171,7 @@ class SimServer:
             worker=InlineWorker() if store_worker is None else store_worker,
             clock=self.clock,
             runner=self.steps,
+            rewrite_min_bytes=1,
             **self._cold,
         )
         self._turns: list[Callable[[], None]] = []

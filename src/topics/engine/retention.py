@@ -383,9 +383,10 @@ def look_through(
 
     def look_at(segment: Segment, low: int, high: int) -> int:
         low = max(low, topic.earliest - segment.first)  # records below `earliest` are not live, and have no mark
-        if segment in topic.segments and low < high:
+        now = topic.segment_of(segment.first + low)  # it may have been rewritten while it was loaded
+        if now.first == segment.first and low < high:
             try:
-                return look(segment, low, high) or high
+                return look(now, low, high) or high
             except Damaged as damage:
                 return low if lose_range(topic, damage) and not damage.whole else high
         return high

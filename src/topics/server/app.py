@@ -190,8 +190,7 @@ class TopicsApp:
         dispatcher = Dispatcher(runtime, throttle, budget)
         sessions = Sessions(runtime, budget)
         job_waiters = JobWaiters(runtime, throttle)
-        wal = WalStats() if storage is None else storage.wal.stats
-        sampled = columns(runtime, dispatcher, throttle, self, wal)
+        sampled = columns(runtime, dispatcher, throttle, self, storage)
         self.upkeep = Upkeep(runtime, budget, writes=standby is None, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
@@ -273,11 +272,12 @@ def _free() -> None:
 
 
 def columns(
-    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, app: TopicsApp, wal: WalStats
+    runtime: Runtime, dispatcher: Dispatcher, throttle: Throttle, app: TopicsApp, storage: Storage | None
 ) -> list[Column]:
     """Return the columns of the samples. Reading one takes no longer with more topics or records."""
     engine, quotas, budget, startup = runtime.engine, app.quotas, app.budget, app.startup
     totals, queues = engine.state.totals, engine.queues
+    wal = WalStats() if storage is None else storage.wal.stats
 
     def other_losses() -> int:
         return sum(count for reason, count in totals.lost.items() if reason not in ("cap", "ttl", "corrupt"))
@@ -300,6 +300,7 @@ def columns(
         Column("sync_p99_us", _SyncP99(wal)),
         Column("records", lambda: totals.records),
         Column("bytes", lambda: totals.bytes),
+        Column("to_free", lambda: 0 if storage is None else storage.store.rewriter.waiting_bytes),
         Column("topics", lambda: len(engine.topics)),
         Column("connections", lambda: 0 if startup.http is None else len(startup.http.connections)),
         Column("streams", lambda: quotas.streams),

@@ -66,9 +66,11 @@ class HeldBackup:
             same = now.get(topic.topic_id)
             if same is not None and ((same.name, same.epoch) != (topic.name, topic.epoch) or same.head < topic.head):
                 return False
-            refs = {} if same is None else {ref.first: ref.footer for ref in same.segments}
-            if any(refs.get(ref.first, ref.footer) != ref.footer for ref in topic.segments):
-                return False
+            refs = {} if same is None else {ref.first: ref for ref in same.segments}
+            for ref in topic.segments:
+                now_ref = refs.get(ref.first, ref)
+                if now_ref.footer != ref.footer and now_ref.generation <= ref.generation:
+                    return False  # not the same one, and not rewritten since
         return snapshot.last_epoch >= self.snapshot.last_epoch
 
 

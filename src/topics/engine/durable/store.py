@@ -21,6 +21,7 @@ from topics.clock import Clock
 from topics.engine.durable import recovery
 from topics.engine.durable.checkpoint_retries import Retries, Room
 from topics.engine.durable.deferred_replay import Backlog
+from topics.engine.durable.rewrite import Rewriter
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Capture, Frozen, SavedTail
 from topics.engine.state.topic import Topic
@@ -58,6 +59,7 @@ class Store:
 
     def __init__(
         self, datadir: DataDir, state: State, wal: Wal, *, worker: Worker, clock: Clock, cold_dir: str | None = None,
+        rewrite_percent: int = 0, rewrite_min_bytes: int = 64 << 10,
         hot_segments: int = 0, hot_bytes: int = 0, open_files: int = OPEN_FILES, runner: Runner | None = None,
     ) -> None:  # fmt: skip
         self.dir = datadir
@@ -76,7 +78,8 @@ class Store:
         self.worker = worker
         self._runner = runner or run_inline
         self._clock = clock
-        self._cold_dir = cold_dir
+        self.cold_dir = cold_dir
+        self.rewriter = Rewriter(self, percent=rewrite_percent, min_bytes=rewrite_min_bytes)
         self._hot_segments = hot_segments
         self._hot_bytes = hot_bytes
         self.is_snapshotting = False  # whether a snapshot is being taken, written or cleaned up after
@@ -100,7 +103,7 @@ class Store:
         self.state.rolled = lambda topic, segment: None
         try:
             found = recovery.recover(
-                self.dir, self.state, self.caches, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
+                self.dir, self.state, self.caches, cold_dir=self.cold_dir, progress=progress, defer_memory=defer_memory
             )
         finally:
             self.state.rolled = self._seal
@@ -130,7 +133,7 @@ class Store:
                 self.dir.forget_failed_sync()
                 if not found.damage and found.snapshot_number:
                     # The snapshot still names the files of segments that have moved since.
-                    recovery.remove_orphans(self.dir, self.state, {*self.caches.retired}, self._cold_dir)
+                    recovery.remove_orphans(self.dir, self.state, {*self.caches.retired}, self.cold_dir)
 
         worker, self.worker = self.worker, INLINE
         runner, self._runner = self._runner, run_inline
@@ -245,6 +248,7 @@ class Store:
             **{name: rows.save() for name, rows in snapshot_parts.named_rows(self.state).items()},
         }
         retired, self.caches.retired = self.caches.retired, []
+        self.rewriter.forget()
         if self.commits is not None:
             self.commits.before_change = capture.before_change
             for topic in self.commits.uploads.topics():  # their entries may take effect meanwhile
@@ -311,6 +315,7 @@ class Store:
                     tails.add(tail.tails)
                 if (topic := self.state.by_id.get(topic_id)) is not None:
                     topic.saved_tail = None if tail is None else SavedTail(tail, captured.looks)
+                self.rewriter.look(captured.snapshot)
                 if marks := {ref.first: ref.pending for ref in captured.snapshot.segments if ref.pending}:
                     pending[topic_id] = marks
                 yield None
@@ -455,9 +460,10 @@ class Store:
             else:
                 for segment, packed, _ in saves:
                     segment.saved(packed)
-            if error is not None or self._cold_dir is None:
+            if error is not None or self.cold_dir is None:
                 self.is_snapshotting = False
                 self.save()
+                self.rewriter.next()
             else:
                 self._move_cold()
 
@@ -479,7 +485,7 @@ class Store:
                 kept = min(kept, self._hot_segments) if self._hot_segments else kept  # the newest ones
                 for segment in hot[: len(hot) - kept]:
                     target = self.dir.segment_path(
-                        topic.topic_id, segment.first, self._cold_dir, generation=segment.footer.generation
+                        topic.topic_id, segment.first, self.cold_dir, generation=segment.footer.generation
                     )
                     moves.append((topic, segment, target))
                 yield None
@@ -489,6 +495,7 @@ class Store:
             if moves and error is None:
                 self.submit(work, finished)
             self.save()
+            self.rewriter.next()
 
         def work() -> None:
             for _, segment, target in moves:

@@ -240,6 +240,13 @@ def _wal(storage: Storage | None) -> Iterator[Metric]:
              (storage.now_ms - scrub.round_ended_ms) / 1000),
             ("topics_damaged_places", "Damaged places in files that the scrub has found.", len(damage)),
         )  # fmt: skip
+        rewriter = store.rewriter
+        yield from _rows(
+            ("topics_rewrite_waiting_bytes", "Bytes of removed records that rewrites of segments will free.",
+             rewriter.waiting_bytes),
+            ("topics_rewrite_freed_bytes_total", "Bytes that rewrites have freed.", rewriter.freed_bytes_total),
+            ("topics_rewrite_segments_total", "Segments that were rewritten.", rewriter.segments_total),
+        )  # fmt: skip
         records: dict[str, float] = {}
         for one in damage:
             if one.place.topic is not None:

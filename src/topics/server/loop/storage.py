@@ -149,6 +149,7 @@ class Storage:
         self.store = Store(
             datadir, state, self.wal, worker=self._store_worker, clock=clock,
             cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
+            rewrite_percent=settings.rewrite_removed_percent,
             hot_segments=settings.hot_retain_segments, hot_bytes=settings.hot_retain_bytes,
             open_files=os_limits.descriptors().segment_files, runner=self._run,
         )  # fmt: skip
@@ -305,7 +306,8 @@ class Storage:
         grown = self._grown_bytes()
         if grown >= self._settings.checkpoint_wal_bytes:
             return True
-        return grown > 0 and self.checkpoint_age_ms >= self._settings.checkpoint_interval_ms
+        changed = grown > 0 or self.store.rewriter.has_replaced
+        return changed and self.checkpoint_age_ms >= self._settings.checkpoint_interval_ms
 
     @property
     def now_ms(self) -> int:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from topics.model.records import Projection
 from topics.storage.segments import codec
-from topics.storage.segments.columns import Column, Columns, GrowingNames, SortedNames, render_without
+from topics.storage.segments.columns import Column, Columns, GrowingNames, SortedNames, render_without, runs
 from topics.storage.segments.extras import Terms, pack
 
 SKIPPED = 1
@@ -88,6 +88,20 @@ class Slice(Struct, eq=False):
         keys = {at: copied.key_at(at) for at in copied.extras if keep is None or keep[at]}
         copied.extras = {at: pack(Terms(key=key)) for at, key in keys.items() if key is not None}
         return Run(copied, b"".join(self.parts), marks)
+
+
+def without(columns: Columns, rendered: bytes, keep: npt.NDArray[np.bool_]) -> tuple[Columns, bytes]:
+    """Return the run with positions for all records, and bytes, names and extras only of those to keep."""
+    ends = np.frombuffer(columns.offsets, np.uint32)
+    left = Columns(columns.first)
+    left.offsets, left.ts = _offsets(np.where(keep, ends[1:] - ends[:-1], np.uint32(0))), columns.ts
+    left.tags, left.tag_names = _names(columns.tags, columns.tag_names, keep, all_names=False)
+    left.nodes, left.node_names = _names(columns.nodes, columns.node_names, keep, all_names=False)
+    if columns.metas is not None:
+        left.metas = _column(np.where(keep, np.frombuffer(columns.metas, np.uint32), np.uint32(0)))
+    left.extras = {at: extra for at, extra in columns.extras.items() if keep[at]}
+    view = memoryview(rendered)
+    return left, b"".join([view[ends[low] : ends[high + 1]] for low, high in runs(np.flatnonzero(keep))])
 
 
 def encode(run: Run, *, topic_id: int, epoch: int) -> list[bytes]:

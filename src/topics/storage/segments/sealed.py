@@ -106,6 +106,17 @@ class SealedSegment(SegmentFile):
             sealed._note_unsaved(np.flatnonzero(np.frombuffer(was._marks, np.uint8)))
         return sealed
 
+    def rewritten(self, path: str, footer: codec.Footer, written: bytearray) -> SealedSegment:
+        """Return the segment in a new file that has the marks `written`, and no bytes for the records with a mark."""
+        sealed = SealedSegment(self._caches, path, footer, live=self.live, live_bytes=self.live_bytes)
+        sealed.cold = self.cold
+        if self._marks_known and self._marks is not None:  # else none was made since it was loaded
+            sealed._marks, sealed._marks_known = self._marks, True
+            later = np.frombuffer(self._marks, np.uint8) != np.frombuffer(written, np.uint8)
+            if later.any():
+                sealed._note_unsaved(np.flatnonzero(later))
+        return sealed
+
     @property
     def columns(self) -> Columns:  # type: ignore[override]
         loaded = self.loaded

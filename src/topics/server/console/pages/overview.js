@@ -1,4 +1,4 @@
-/** Overview: health, rates, memory, connections, the log, pressure and losses, with plots of the last hour. */
+/** Overview: figures of the server, with plots. */
 
 import { h, put, span } from "../parts/dom.js"
 import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
@@ -78,7 +78,7 @@ function draw(ring, figures, plots) {
   if (now) {
     figures.topics.set(whole(now.topics))
     figures.records.set(short(now.records), now.records < 1000 ? "" : whole(now.records))
-    figures.stored.set(bytes(now.bytes))
+    figures.stored.set(bytes(now.bytes), now.to_free ? `${bytes(now.to_free)} to free` : "")
     figures.memory.set(bytes(now.resident_bytes), `${bytes(now.charged_bytes)} for clients`)
     figures.connections.set(whole(now.connections), count(now.streams, "stream"))
     figures.pressure.set(STEPS[now.pressure] ?? "–", `${duration(now.lag_ms)} late`, now.pressure > 0 ? "warn" : "")

@@ -1,4 +1,4 @@
-/** Time plots as SVG, drawn by hand: lines over a common time axis, with the values under the pointer. */
+/** Time plots as SVG: lines over a common time axis, with the values under the pointer. */
 
 import { h, put, span, svg, swatch } from "./dom.js"
 import { clock, duration, shortClock } from "./format.js"
