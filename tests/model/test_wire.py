@@ -8,9 +8,9 @@ from msgspec.structs import asdict
 from topics.errors import Code, TopicsError
 from topics.model.records import DeleteRequest, DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
-from topics.model.unknown_fields import Notes, RequestDecoder
 from topics.model.watch import Command
 from topics.model.wire import TEXT_STEP_BYTES, check_text, check_text_steps, check_u64
+from topics.server.http.request.unknown_fields import Notes, RequestDecoder
 
 
 def decode(kind: Any, body: bytes) -> Any:

@@ -24,7 +24,7 @@ from topics import early_signals
 from topics.cli import pipeline_start
 from topics.cli.connect import target as targets
 from topics.cli.options import Row, add_parser, one_of, option, section
-from topics.cli.output.failures import Failure
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.tree import Subparsers
 from topics.clock import SystemClock
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from topics.spark.pipelines.run.job import JobOptions
     from topics.spark.pipelines.run.report import RunReport, TopicReport
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 NOTHING_DONE = ": a dry run, nothing was changed"
 TOPICS_SHOWN = 100
 GAPS_SHOWN = 20

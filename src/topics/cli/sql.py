@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, TextIO
 from topics.cli import sql_prompt
 from topics.cli.connect import target as targets
 from topics.cli.options import add_parser, one_of, option
-from topics.cli.output.failures import Failure
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen
-from topics.cli.pipeline import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, TOKENS, setting
+from topics.cli.pipeline import TOKENS, setting
 from topics.cli.tree import Subparsers
 from topics.installation import install_command, is_installed
 from topics.plurals import counted

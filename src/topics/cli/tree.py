@@ -57,12 +57,14 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("key", "keys", "create, list, rotate and revoke the keys of a server"),
     ),
     "Data directories": (
-        Row("backup", "offline", "copy a data directory, also while its server runs"),
-        Row("restore", "offline", "restore a backup, or a moment of a replica"),
-        Row("repair", "offline", "fetch damaged ranges from a backup or a replica"),
-        Row("verify", "offline", "check every file of a data directory, without changing it"),
+        Row("backup", "offline.commands", "copy a data directory, also while its server runs"),
+        Row("restore", "offline.commands", "restore a backup, or a moment of a replica"),
+        Row("repair", "offline.commands", "fetch damaged ranges from a backup or a replica"),
+        Row("verify", "offline.commands", "check every file of a data directory, without changing it"),
     ),
-    "Replicas": (Row("replica", "replica", "list, check and prune the replica of a server, and promote a standby"),),
+    "Replicas": (
+        Row("replica", "offline.replica", "list, check and prune the replica of a server, and promote a standby"),
+    ),
     "Analysis": (
         Row("sql", "sql", "query topics and lakes with SQL"),
         Row("pipeline", "pipelines", "run bulk jobs over topics on Spark, or in one process"),

@@ -218,7 +218,7 @@ def test_missing_segment_is_damage_and_unreferenced_one_is_not(late: Path):
 def test_progress_goes_to_standard_error_only():
     from io import StringIO
 
-    from topics.cli.offline import Meter
+    from topics.cli.offline.guarded import Meter
 
     class Terminal(StringIO):
         def isatty(self) -> bool:

@@ -5,12 +5,12 @@ import os
 import sys
 
 from topics.cli.options import add_parser, option
+from topics.cli.output.failures import EXIT_USAGE
 from topics.cli.output.screen import Screen
 from topics.cli.tree import Subparsers
 from topics.config import FLAG, SETTINGS, BadSettings, Settings
 from topics.plurals import counted
 
-EXIT_BAD_SETTINGS = 2
 DEST = "setting_"
 
 
@@ -72,4 +72,4 @@ def report(bad: BadSettings) -> int:
     print(f"topics: {counted(len(bad.problems), 'invalid setting')}", file=sys.stderr)
     for problem in bad.problems:
         print(f"  {problem}", file=sys.stderr)
-    return EXIT_BAD_SETTINGS
+    return EXIT_USAGE

@@ -22,9 +22,9 @@ from topics.model.names import AUDIT
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
-from topics.model.unknown_fields import strict
 from topics.model.watch import Authenticate, Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest
 from topics.server.http.request import query_string
+from topics.server.http.request.unknown_fields import strict
 
 
 class Scope(Flag):

@@ -24,13 +24,13 @@ from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError, invalid
 from topics.model.names import AUDIT
 from topics.model.records import Limits
-from topics.model.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.model.wire import UnknownField
 from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
 from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Stream
 from topics.server.http.request import query_string
+from topics.server.http.request.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.server.limits.loop_holds import Cause
 
 if TYPE_CHECKING:

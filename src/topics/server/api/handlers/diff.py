@@ -12,13 +12,13 @@ from topics.errors import TopicsError, invalid
 from topics.model import records as model
 from topics.model.filters import parse_filter
 from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
-from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.api.route import Call
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.request.unknown_fields import RequestDecoder
 from topics.server.loop.answer import error_answer, shown_ms
 from topics.server.loop.runtime import NOT_LOADING, unreadable
 

@@ -16,12 +16,12 @@ from topics.model.names import check_topic
 from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker, lease_ms_or
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, clamp
-from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import check_u64
 from topics.server.api.route import Call, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.request import query_string
+from topics.server.http.request.unknown_fields import RequestDecoder
 from topics.server.loop.answer import error_answer, json_when_done, performance, when_done
 from topics.server.push.jobs import QueueWaiters, WorkStream
 from topics.server.push.live_stream import check_accept

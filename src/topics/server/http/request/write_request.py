@@ -17,9 +17,9 @@ from msgspec.json import Decoder
 from topics.engine.write.render import check_sizes
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
-from topics.model.unknown_fields import Noted, Notes, RequestDecoder, note
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, check_text, check_text_steps
 from topics.model.write_outline import is_slow, outline
+from topics.server.http.request.unknown_fields import Noted, Notes, RequestDecoder, note
 
 BATCH_BYTES = 1 << 10  # a larger request probably has many records
 LARGE_BYTES = 256 << 10  # a larger body is decoded in steps

@@ -11,9 +11,9 @@ from wsproto.frame_protocol import CloseReason
 from topics import logs
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
-from topics.model.unknown_fields import Noted, Notes, RequestDecoder
 from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
+from topics.server.http.request.unknown_fields import Noted, Notes, RequestDecoder
 from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
 from topics.server.push.dispatcher import PushServices

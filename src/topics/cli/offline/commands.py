@@ -9,8 +9,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE, Execute, Meter, aside_of, fail, guarded
+from topics.cli.offline.guarded import Execute, Meter, aside_of, fail, guarded
 from topics.cli.options import Row, add_parser, one_of, option
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.output.units import parse_time, size
 from topics.cli.tree import Subparsers
@@ -78,7 +79,7 @@ def run_verify(args: argparse.Namespace) -> int:
         print(pretty_json(report))
     else:
         _print_report(report, time.monotonic() - began)
-    return EXIT_CLEAN if report.clean else EXIT_DAMAGED
+    return EXIT_DONE if report.clean else EXIT_FAILED
 
 
 def _print_report(report: Report, seconds: float) -> None:
@@ -146,7 +147,7 @@ def run_repair(args: argparse.Namespace) -> int:
         return fail("no source is named; add --from with a backup or the URL of a replica", EXIT_USAGE)
     source: repair.Source
     if "://" in args.source:
-        from topics.cli.replica import open_history
+        from topics.cli.offline.replica import open_history
 
         source = repair.Replica(open_history(args.source, whole=False))
     elif (problem := _overlap(args.directory, args.source)) is not None:
@@ -156,7 +157,7 @@ def run_repair(args: argparse.Namespace) -> int:
     done = repair.repair(Fs(), args.directory, source, cold_dir=args.cold_dir)
     if args.json:
         print(pretty_json(done))
-        return EXIT_DAMAGED if done.missing else EXIT_CLEAN
+        return EXIT_FAILED if done.missing else EXIT_DONE
     screen = Screen()
     for text in done.ranges:
         print(f"{screen.paint('repaired:', 'green')} {text}")
@@ -164,7 +165,7 @@ def run_repair(args: argparse.Namespace) -> int:
         print(f"{screen.paint('not found:', 'red')} {text}")
     print(f"repaired {counted(len(done.ranges), 'range')} ({size(done.bytes)}), {len(done.missing)} not found")
     print(f"next: topics verify {args.directory}")
-    return EXIT_DAMAGED if done.missing else EXIT_CLEAN
+    return EXIT_FAILED if done.missing else EXIT_DONE
 
 
 def run_restore(args: argparse.Namespace) -> int:
@@ -172,7 +173,7 @@ def run_restore(args: argparse.Namespace) -> int:
     from topics.storage.fs import Fs
 
     if "://" in args.source:
-        from topics.cli import replica
+        from topics.cli.offline import replica
 
         return replica.run_restore(args)
     if (args.at, args.ago, args.at_object) != (None, None, None):
@@ -215,7 +216,7 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
         counted_log = True
     if args.json:
         print(pretty_json(done))
-        return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+        return EXIT_FAILED if done.problems else EXIT_DONE
     screen = Screen()
     where = f"snapshot {done.snapshot} and {counted(done.log_files, 'log file')}"
     held_in = "" if counted_log else " in the snapshot"
@@ -228,7 +229,7 @@ def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target
         print(f"{screen.paint('damaged:', 'red')} {problem}")
     if done.problems:
         print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
-    return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+    return EXIT_FAILED if done.problems else EXIT_DONE
 
 
 # --- progress

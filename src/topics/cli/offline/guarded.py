@@ -1,4 +1,4 @@
-"""Commands that work on files or a replica without a server: exit statuses, failures, and how far they are."""
+"""Commands that work on files or a replica without a server: failures, and how far they are."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
+from topics.cli.output.failures import EXIT_FAILED, EXIT_USAGE
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import size
 
-EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
 NAME_DIRECTORY = "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
 
 Execute = Callable[[argparse.Namespace], int]
@@ -34,10 +34,10 @@ def guarded(execute: Execute, args: argparse.Namespace) -> int:
     except CopyError as error:
         advice = str(error).partition("; ")[2]
         about_arguments = any(words in advice for words in ("--", "choose another"))
-        return fail(str(error), EXIT_USAGE if about_arguments else EXIT_DAMAGED)
+        return fail(str(error), EXIT_USAGE if about_arguments else EXIT_FAILED)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_DAMAGED)
+        return fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_FAILED)
 
 
 def fail(text: str, status: int) -> int:

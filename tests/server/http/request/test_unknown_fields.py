@@ -8,9 +8,9 @@ from topics.errors import TopicsError
 from topics.model.queue import ClaimRequest
 from topics.model.records import DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
-from topics.model.unknown_fields import Notes, RequestDecoder, note, strict
 from topics.model.watch import Command, Publish, Subscribe, WatchRequest
 from topics.model.wire import did_you_mean
+from topics.server.http.request.unknown_fields import Notes, RequestDecoder, note, strict
 
 
 def decode(kind: Any, body: bytes) -> tuple[Any, list[str] | None]:

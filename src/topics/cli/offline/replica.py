@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.cli.guarded import EXIT_CLEAN, EXIT_DAMAGED, Execute, Meter, aside_of, guarded
+from topics.cli.offline.guarded import Execute, Meter, aside_of, guarded
 from topics.cli.options import Row, add_group, add_parser, option
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
 from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
 from topics.cli.output.units import duration, size
 from topics.cli.tree import Subparsers
@@ -96,7 +97,7 @@ def _ls(args: argparse.Namespace) -> int:
             }
         )  # fmt: skip
     Screen(as_json=args.json).rows(rows, COLUMNS)
-    return EXIT_CLEAN
+    return EXIT_DONE
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -107,7 +108,7 @@ def _status(args: argparse.Namespace) -> int:
     _ask_writer(found)
     if args.json:
         print(pretty_json(found))
-        return EXIT_CLEAN
+        return EXIT_DONE
     writer = f"{found.host} ({found.address})" if found.host else "none yet"
     last = (
         "never" if not found.last_ms else f"{duration(max(now_ms - found.last_ms, 0))} ago, object {found.last_object}"
@@ -128,7 +129,7 @@ def _status(args: argparse.Namespace) -> int:
         ),
     ):
         print(f"{name.ljust(15)}  {text}")
-    return EXIT_CLEAN
+    return EXIT_DONE
 
 
 def _ask_writer(found: Status) -> None:
@@ -177,7 +178,7 @@ def _promote(args: argparse.Namespace) -> int:
     finally:
         bucket.delete([objects.PROMOTE])
     print(pretty_json(now) if args.json else f"{now.host} ({found[0].address}) is the writer, term {now.term}")
-    return EXIT_CLEAN
+    return EXIT_DONE
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -187,7 +188,7 @@ def _verify(args: argparse.Namespace) -> int:
         found = upkeep.verify(open_history(args.url, whole=True), progress=meter.show)
     if args.json:
         print(pretty_json(found))
-        return EXIT_CLEAN if found.clean else EXIT_DAMAGED
+        return EXIT_DONE if found.clean else EXIT_FAILED
     screen = Screen()
     print(f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}")
     for problem in found.problems:
@@ -197,7 +198,7 @@ def _verify(args: argparse.Namespace) -> int:
             f"next: topics restore {args.url} DIR --at-object {found.restorable_to}, the last state before the damage"
         )
     print(screen.paint("clean", "green") if found.clean else screen.paint(f"{len(found.problems)} damaged", "red"))
-    return EXIT_CLEAN if found.clean else EXIT_DAMAGED
+    return EXIT_DONE if found.clean else EXIT_FAILED
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -207,7 +208,7 @@ def _prune(args: argparse.Namespace) -> int:
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
     oldest = f"; the oldest moment is {shown_time(done.oldest_ms)}" if done.oldest_ms else ""
     print(pretty_json(done) if args.json else removed + oldest)
-    return EXIT_CLEAN
+    return EXIT_DONE
 
 
 def run_restore(args: argparse.Namespace) -> int:
@@ -244,7 +245,7 @@ def run_restore(args: argparse.Namespace) -> int:
         )  # fmt: skip
     if args.json:
         print(pretty_json(done))
-        return EXIT_CLEAN
+        return EXIT_DONE
     print(f"restored object {done.object} of {shown_time(done.at_ms)} to {args.directory}: "
           f"{counted(done.files, 'file')}, {counted(done.log_files, 'log file')}, {size(done.bytes)}, "
           f"{time.monotonic() - began:.1f} s")  # fmt: skip
@@ -253,4 +254,4 @@ def run_restore(args: argparse.Namespace) -> int:
     elif number is not None:
         print("it begins a new history: all topics have new epochs, and it does not continue the replica")
     print(f"next: topics serve --data-dir {args.directory}")
-    return EXIT_CLEAN
+    return EXIT_DONE

@@ -1,0 +1,1 @@
+"""Commands that work on files or a replica, without a server."""
