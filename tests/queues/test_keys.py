@@ -237,6 +237,15 @@ def test_lower_limit_blocks_jobs_that_were_not_delivered():
     assert drain(shop) == [2, 3, 4]
 
 
+def test_lower_limit_keeps_the_order_and_leaves_no_blocked_job_to_the_next_claim():
+    shop = Workshop(max_in_flight_per_key=0)
+    shop.write(*keyed(*"ab" * 200))
+    shop.server.put(QUEUE, max_in_flight_per_key=3)
+    shop.server.put(QUEUE, max_in_flight_per_key=1)
+    assert shop.queue.by_priority[0].seqs.tolist() == [1, 2]
+    assert drain(shop) == [*range(1, 401)]
+
+
 # --- cost
 
 

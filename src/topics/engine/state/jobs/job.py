@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import Struct, structs
 
@@ -103,8 +103,9 @@ class WaitingSeqs:
         self.seqs = array("Q", seqs)
         self.at = 0
 
-    def __len__(self) -> int:
-        return len(self.seqs) - self.at
+    def drop(self, seqs: Collection[int]) -> None:
+        """Remove seqs."""
+        self.seqs, self.at = array("Q", (seq for seq in self.seqs[self.at :] if seq not in seqs)), 0
 
     def trim(self) -> None:
         """Free the memory of seqs that were taken, seldom enough to cost nothing."""

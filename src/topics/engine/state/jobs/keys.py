@@ -97,13 +97,17 @@ class Keys:
             for line in list(self._lines.values()):
                 self._open_next(line)
         fresh = undelivered() if self._most < before else {}
+        returned: dict[KeyLine, array[int]] = {}
         for seq in sorted(self.open.keys() & fresh.keys(), reverse=True):
             line = self.open[seq]
             if line.open > self._most:
                 line.open -= 1
                 del self.open[seq]
                 self.blocked.add(seq)
-                line.waiting[line.at : line.at] = array("Q", (seq, fresh[seq]))
+                returned.setdefault(line, array("Q")).extend((fresh[seq], seq))
+        for line, pairs in returned.items():
+            pairs.reverse()
+            line.waiting, line.at = pairs + line.waiting[line.at :], 0
 
     def save(self) -> list[SavedLine]:
         opened: dict[KeyLine, array[int]] = {}

@@ -146,8 +146,11 @@ class Leases:
         """Put each job into its place again, except that jobs that were returned stay open."""
         most = self.max_deliveries()
         self.keys.limit(self._topic.config.max_in_flight_per_key, self._undelivered)
-        for seq in self.keys.blocked & self.later.keys():
+        blocked = self.keys.blocked
+        for seq in blocked & self.later.keys():
             del self.later[seq]
+        for waiting in self.by_priority if blocked else ():
+            waiting.drop(blocked)
         for job in [job for job in self.exhausted.values() if not most or job.deliveries < most]:
             self.reclaim[job.seq] = self.exhausted.pop(job.seq)
         for place in (self.reclaim, self.resting) if most else ():
