@@ -139,8 +139,11 @@ export class OutcomeUnknown extends TopicsError {
 /** The address is not the URL of a server. */
 export class BadUrl extends TopicsError {
 }
-/** One record of a topic. */
-export class TopicRecord {
+/**
+ * One record of a topic. `T` is the type of its data, as in `topics.read<Order>("orders")`; nothing checks it at run time.
+ * @template [T=any]
+ */
+export class TopicRecord<T = any> {
     /**
      * @param {string} topic
      * @param {any} wire
@@ -159,8 +162,8 @@ export class TopicRecord {
     key: string | undefined;
     /** @type {Record<string, any>|undefined} */
     meta: Record<string, any> | undefined;
-    /** @type {any} */
-    data: any;
+    /** @type {T} */
+    data: T;
 }
 /** A range of records that were lost before this reader got them. Both ends are included. */
 export class Gap {
@@ -188,7 +191,7 @@ export class Gap {
  * @typedef {{at: number, node: string, delivery: number, reason: string, error?: {type?: string, message?: string, stack?: string}}} Reason
  */
 /** One job of a queue, leased to this worker. */
-export class Job extends TopicRecord {
+export class Job extends TopicRecord<any> {
     /**
      * @param {Topics} topics
      * @param {string} topic
@@ -348,6 +351,10 @@ export class ServerCursor {
  * @typedef {string|["tag", "Eq"|"Glob", string]} Match
  */
 /**
+ * Records to return: a tag, or a filter such as `["data.total", "Gt", 100]` or `["Where", "total > 100"]`.
+ * @typedef {string|[unknown, string, unknown?]|["And"|"Or", unknown[]]|["Not", unknown]} Filter
+ */
+/**
  * @typedef {object} CallOptions
  * @property {number} [retries] attempts after the first one, instead of the number of the client
  * @property {AbortSignal|null} [signal] ends the call
@@ -395,7 +402,7 @@ export class ServerCursor {
  * @property {number} [limit]
  * @property {number} [maxBatchBytes]
  * @property {string|string[]} [node] leave out records of these writers
- * @property {Match} [filter]
+ * @property {Filter} [filter]
  * @property {number} [fromTs] leave out records from before this time, in ms since 1970
  * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
@@ -407,7 +414,7 @@ export class ServerCursor {
  * @property {number} [uptoSeq] the last seq to read; the head by default
  * @property {number|null} [epoch] the epoch that `fromSeq` belongs to
  * @property {string|string[]} [node] leave out records of these writers
- * @property {Match} [filter]
+ * @property {Filter} [filter]
  * @property {number} [fromTs] leave out records from before this time, in ms since 1970
  * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
@@ -474,7 +481,7 @@ export class ServerCursor {
  * @property {string|null} last_error
  */
 /**
- * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: string[]|null, allow_cycle: boolean}} RouterState
+ * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: unknown[]|null, allow_cycle: boolean}} RouterState
  */
 /**
  * @typedef {object} ScheduleState
@@ -560,7 +567,7 @@ export class ServerCursor {
  * @property {number} [epoch] the epoch that `fromSeq` belongs to
  * @property {boolean} [tail] begin at the head instead
  * @property {Cursor<Position>|ServerCursor} [cursor] where the position is kept
- * @property {Match} [filter]
+ * @property {Filter} [filter]
  * @property {string|string[]} [node]
  * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
@@ -686,22 +693,24 @@ export class Topics {
     }): Promise<Page>;
     /**
      * Read records and gaps up to the head of the topic, and end there.
+     * @template [T=any]
      * @param {string} topic
      * @param {ReadOptions} [options]
-     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
      */
-    read(topic: string, options?: ReadOptions): AsyncGenerator<TopicRecord | Gap, void>;
+    read<T = any>(topic: string, options?: ReadOptions): AsyncGenerator<TopicRecord<T> | Gap, void>;
     /**
      * Read a range of records and gaps in one streamed answer: faster than `read` for many records. After a broken
      * connection it continues where it was.
      *
      *     for await (const item of topics.scan("orders", { uptoSeq: 1_000_000 })) …
      *
+     * @template [T=any]
      * @param {string} topic
      * @param {ScanOptions} [options]
-     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
      */
-    scan(topic: string, options?: ScanOptions): AsyncGenerator<TopicRecord | Gap, void>;
+    scan<T = any>(topic: string, options?: ScanOptions): AsyncGenerator<TopicRecord<T> | Gap, void>;
     /**
      * Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
      *
@@ -859,24 +868,26 @@ export class Topics {
      * last batch comes again, and none is skipped. A topic that was created again comes as a gap with the reason
      * `recreated`.
      *
+     * @template [T=any]
      * @param {string} topic
      * @param {FollowOptions} [options]
-     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
      */
-    follow(topic: string, options?: FollowOptions): AsyncGenerator<TopicRecord | Gap, void>;
+    follow<T = any>(topic: string, options?: FollowOptions): AsyncGenerator<TopicRecord<T> | Gap, void>;
     /**
      * Follow many topics over one stream. A name that ends in `*` stands for every topic that begins so, now and later.
      *
      *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
      *
-     * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
+     * @template [T=any]
+     * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Filter, epoch?: number, consumer?: string}>} wanted
      * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"|"onCaughtUp"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
-     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
      */
-    watch(wanted: string[] | Record<string, {
+    watch<T = any>(wanted: string[] | Record<string, {
         fromSeq?: number;
         tail?: boolean;
-        filter?: Match;
+        filter?: Filter;
         epoch?: number;
         consumer?: string;
     }>, options?: Omit<FollowOptions, "fromSeq" | "epoch" | "tail" | "filter" | "cursor" | "onCaughtUp"> & {
@@ -884,7 +895,7 @@ export class Topics {
             id: string | null;
             epochs: Record<string, number>;
         }>;
-    }): AsyncGenerator<TopicRecord | Gap, void>;
+    }): AsyncGenerator<TopicRecord<T> | Gap, void>;
     /**
      * Lease up to `max` jobs to a worker.
      * @param {string} queue
@@ -1042,13 +1053,13 @@ export class Topics {
     /**
      * Create a router, or change it.
      * @param {string} router
-     * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
+     * @param {{source: string, dest: string, filter?: Filter|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
      * @returns {Promise<RouterState & {created: boolean}>}
      */
     putRouter(router: string, config: {
         source: string;
         dest: string;
-        filter?: Match | null;
+        filter?: Filter | null;
         preserveNode?: boolean;
         preserveTag?: boolean;
         createDest?: boolean;
@@ -1084,12 +1095,12 @@ export class Topics {
     /**
      * Count the records that a filter would forward.
      * @param {string} router
-     * @param {{source?: string, filter?: Match|null, fromSeq?: number, fromTs?: number}} [which]
+     * @param {{source?: string, filter?: Filter|null, fromSeq?: number, fromTs?: number}} [which]
      * @returns {Promise<{router: string, source: string, matched: number, bytes: number, scanned: number, first_seq: number|null, last_seq: number|null, head_seq: number}>}
      */
     previewRouter(router: string, which?: {
         source?: string;
-        filter?: Match | null;
+        filter?: Filter | null;
         fromSeq?: number;
         fromTs?: number;
     }): Promise<{
@@ -1335,13 +1346,13 @@ export class Socket {
     /**
      * Deliver records of a topic, or of all topics that a name ending in `*` stands for, to this socket's iterator.
      * @param {string} topic
-     * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
+     * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Filter, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
      */
     subscribe(topic: string, options?: {
         fromSeq?: number;
         tail?: boolean;
         epoch?: number;
-        filter?: Match;
+        filter?: Filter;
         consumer?: string;
         node?: string | string[];
         includeTags?: boolean;
@@ -1478,6 +1489,10 @@ export type TopicConfig = {
  * A tag to match: exactly, or by its beginning.
  */
 export type Match = string | ["tag", "Eq" | "Glob", string];
+/**
+ * Records to return: a tag, or a filter such as `["data.total", "Gt", 100]` or `["Where", "total > 100"]`.
+ */
+export type Filter = string | [unknown, string, unknown?] | ["And" | "Or", unknown[]] | ["Not", unknown];
 export type CallOptions = {
     /**
      * attempts after the first one, instead of the number of the client
@@ -1577,7 +1592,7 @@ export type ReadOptions = {
      * leave out records of these writers
      */
     node?: string | string[] | undefined;
-    filter?: Match | undefined;
+    filter?: Filter | undefined;
     /**
      * leave out records from before this time, in ms since 1970
      */
@@ -1606,7 +1621,7 @@ export type ScanOptions = {
      * leave out records of these writers
      */
     node?: string | string[] | undefined;
-    filter?: Match | undefined;
+    filter?: Filter | undefined;
     /**
      * leave out records from before this time, in ms since 1970
      */
@@ -1705,7 +1720,7 @@ export type RouterSummary = {
 export type RouterState = RouterSummary & {
     preserve_node: boolean;
     preserve_tag: boolean;
-    filter: string[] | null;
+    filter: unknown[] | null;
     allow_cycle: boolean;
 };
 export type ScheduleState = {
@@ -1827,7 +1842,7 @@ export type FollowOptions = {
      * where the position is kept
      */
     cursor?: ServerCursor | Cursor<Position> | undefined;
-    filter?: Match | undefined;
+    filter?: Filter | undefined;
     node?: string | string[] | undefined;
     /**
      * true by default

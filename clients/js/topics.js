@@ -185,7 +185,10 @@ function errorOf(code, status, message, detail, retryAfterMs) {
 
 // --- what readers get
 
-/** One record of a topic. */
+/**
+ * One record of a topic. `T` is the type of its data, as in `topics.read<Order>("orders")`; nothing checks it at run time.
+ * @template [T=any]
+ */
 export class TopicRecord {
   /**
    * @param {string} topic
@@ -205,7 +208,7 @@ export class TopicRecord {
     this.key = wire.$key
     /** @type {Record<string, any>|undefined} */
     this.meta = wire.meta
-    /** @type {any} */
+    /** @type {T} */
     this.data = wire.data
   }
 }
@@ -948,6 +951,11 @@ function finite(key, value) {
  */
 
 /**
+ * Records to return: a tag, or a filter such as `["data.total", "Gt", 100]` or `["Where", "total > 100"]`.
+ * @typedef {string|[unknown, string, unknown?]|["And"|"Or", unknown[]]|["Not", unknown]} Filter
+ */
+
+/**
  * @typedef {object} CallOptions
  * @property {number} [retries] attempts after the first one, instead of the number of the client
  * @property {AbortSignal|null} [signal] ends the call
@@ -1000,7 +1008,7 @@ function finite(key, value) {
  * @property {number} [limit]
  * @property {number} [maxBatchBytes]
  * @property {string|string[]} [node] leave out records of these writers
- * @property {Match} [filter]
+ * @property {Filter} [filter]
  * @property {number} [fromTs] leave out records from before this time, in ms since 1970
  * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
@@ -1013,7 +1021,7 @@ function finite(key, value) {
  * @property {number} [uptoSeq] the last seq to read; the head by default
  * @property {number|null} [epoch] the epoch that `fromSeq` belongs to
  * @property {string|string[]} [node] leave out records of these writers
- * @property {Match} [filter]
+ * @property {Filter} [filter]
  * @property {number} [fromTs] leave out records from before this time, in ms since 1970
  * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
@@ -1085,7 +1093,7 @@ function finite(key, value) {
  */
 
 /**
- * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: string[]|null, allow_cycle: boolean}} RouterState
+ * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: unknown[]|null, allow_cycle: boolean}} RouterState
  */
 
 /**
@@ -1177,7 +1185,7 @@ function finite(key, value) {
  * @property {number} [epoch] the epoch that `fromSeq` belongs to
  * @property {boolean} [tail] begin at the head instead
  * @property {Cursor<Position>|ServerCursor} [cursor] where the position is kept
- * @property {Match} [filter]
+ * @property {Filter} [filter]
  * @property {string|string[]} [node]
  * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
@@ -1520,9 +1528,10 @@ export class Topics {
 
   /**
    * Read records and gaps up to the head of the topic, and end there.
+   * @template [T=any]
    * @param {string} topic
    * @param {ReadOptions} [options]
-   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
    */
   async *read(topic, options = {}) {
     let { fromSeq = 0, epoch = null, fromTs } = checked("read", options)
@@ -1543,9 +1552,10 @@ export class Topics {
    *
    *     for await (const item of topics.scan("orders", { uptoSeq: 1_000_000 })) …
    *
+   * @template [T=any]
    * @param {string} topic
    * @param {ScanOptions} [options]
-   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
    */
   async *scan(topic, options = {}) {
     const { signal, includeTags = true, ...range } = checked("scan", options)
@@ -1720,9 +1730,10 @@ export class Topics {
    * last batch comes again, and none is skipped. A topic that was created again comes as a gap with the reason
    * `recreated`.
    *
+   * @template [T=any]
    * @param {string} topic
    * @param {FollowOptions} [options]
-   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
    */
   async *follow(topic, options = {}) {
     const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, onCaughtUp, filter, epoch: known, ...view } = checked("follow", options)
@@ -1766,13 +1777,14 @@ export class Topics {
    *
    *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
    *
-   * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
+   * @template [T=any]
+   * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Filter, epoch?: number, consumer?: string}>} wanted
    * @param {Omit<FollowOptions, "fromSeq"|"epoch"|"tail"|"filter"|"cursor"|"onCaughtUp"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
-   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   * @returns {AsyncGenerator<TopicRecord<T>|Gap, void>}
    */
   async *watch(wanted, options = {}) {
     const { cursor, waitForTopic = false, signal, onRetry, ...view } = checked("watch", options)
-    /** @type {Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} */
+    /** @type {Record<string, {fromSeq?: number, tail?: boolean, filter?: Filter, epoch?: number, consumer?: string}>} */
     const named = Array.isArray(wanted) ? Object.fromEntries(wanted.map((name) => [name, {}])) : wanted
     for (const start of Object.values(named)) checked("a topic of watch", start)
     /** @type {{id: string|null, epochs: Record<string, number>}} */
@@ -2033,7 +2045,7 @@ export class Topics {
   /**
    * Create a router, or change it.
    * @param {string} router
-   * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
+   * @param {{source: string, dest: string, filter?: Filter|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
    * @returns {Promise<RouterState & {created: boolean}>}
    */
   async putRouter(router, config) {
@@ -2070,7 +2082,7 @@ export class Topics {
   /**
    * Count the records that a filter would forward.
    * @param {string} router
-   * @param {{source?: string, filter?: Match|null, fromSeq?: number, fromTs?: number}} [which]
+   * @param {{source?: string, filter?: Filter|null, fromSeq?: number, fromTs?: number}} [which]
    * @returns {Promise<{router: string, source: string, matched: number, bytes: number, scanned: number, first_seq: number|null, last_seq: number|null, head_seq: number}>}
    */
   async previewRouter(router, which = {}) {
@@ -2402,7 +2414,7 @@ export class Socket {
   /**
    * Deliver records of a topic, or of all topics that a name ending in `*` stands for, to this socket's iterator.
    * @param {string} topic
-   * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
+   * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Filter, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
    */
   async subscribe(topic, options = {}) {
     return (await this.#ask("subscribe", { include_tags: true, ...wire(checked("socket.subscribe", options)), topic })).topics

@@ -459,3 +459,28 @@ def test_lost_ranges_are_shown_by_state_and_ls(cli: Cli) -> None:
     listed = cli.tty("ls", "lossy-state").lines
     assert (listed[0].split()[6], listed[1].split()[6]) == ("lost", "7")
     assert json.loads(cli.pipe("ls", "lossy-state").out)["lost"] == 7
+
+
+def test_where_grep_and_tag_select_records_together(cli: Cli) -> None:
+    for total, name in ((150, "Ada"), (99, "Ada"), (3499, "Bo")):
+        cli.pipe("append", "where", json.dumps({"customer": {"id": 7, "name": name}, "total": total}), "--tag", "eu:1")
+
+    def totals(*options: str) -> list[int]:
+        return [row["total"] for row in rows(cli.pipe("read", "where", "--data", *options))]
+
+    assert totals("--where", "customer.id = 7 and total > 100") == [150, 3499]
+    assert totals("--where", "total > 100", "--grep", "Ada") == [150]
+    assert totals("--where", "total > 1", "--grep", "Ada", "--tag", "us:*") == []
+    assert totals("--where", "total > 1", "--last", "1") == [3499]
+    refused = cli.pipe("read", "where", "--where", "total > 5 annd x = 1")
+    assert refused.status == 2
+    assert "character 11: expected and, or, or the end\n  total > 5 annd x = 1\n            ^\n" in refused.err
+
+
+def test_router_filters_by_fields(cli: Cli) -> None:
+    cli.pipe("append", "wide", '{"n": 1}', '{"n": 2}')
+    previewed = only(cli.pipe("router", "preview", "narrow", "--from", "wide", "--where", "n > 1"))
+    assert (previewed["matched"], previewed["scanned"]) == (1, 2)
+    made = cli.tty("router", "create", "narrow", "--from", "wide", "--to", "narrow", "--where", "n > 1", "--start", "1")
+    assert "where n > 1" in made.out
+    assert "n > 1" in cli.tty("router", "ls").out

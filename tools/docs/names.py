@@ -100,6 +100,7 @@ WHY = {
     "strong": '`consistency: "strong"` in JavaScript',
     "timeout_ms": "`timeout_s` in Python",
     "timeout_s": "`timeoutMs` in JavaScript",
+    "type": "`topics.read<Order>(…)` in TypeScript, which checks nothing at run time",
     "wait_for_topic": "`wait_for_topics` in Python",
     "wait_for_topics": "`waitForTopic` in JavaScript",
     "wait_ms": "`follow` of Python reads pages, that of JavaScript a stream",

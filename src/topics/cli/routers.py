@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from topics.cli.command import Args, Call, Command, group, removal
-from topics.cli.connect.server import get, post, put, tag_match
+from topics.cli.connect.server import get, post, put
+from topics.cli.filters import FILTERS, filter_of, filter_text
 from topics.cli.options import option
 from topics.cli.output.screen import Columns, Styled, highlighted
 from topics.cli.output.units import count, size
@@ -16,7 +17,7 @@ COLUMNS: Columns = {
     "router": lambda row: Styled(row["router"], "bold"),
     "from": lambda row: row["source"],
     "to": lambda row: row["dest"],
-    "tags": lambda row: row["filter"][2] if row["filter"] else "all",
+    "filter": lambda row: filter_text(row["filter"]) if row["filter"] else "all",
     "lag>": lambda row: highlighted(row["lag"], "yellow"),
     "copied>": lambda row: count(row["forwarded_total"]),
     "guarantee": lambda row: row["guarantee"].replace("_", " "),
@@ -55,7 +56,7 @@ def _create(args: Args) -> Request:
         "source": args.source, "dest": args.dest,
         "preserve_node": not args.drop_node, "preserve_tag": not args.drop_tag,
         "allow_cycle": args.allow_cycle, "guarantee": "exactly_once" if args.exactly_once else "at_least_once",
-        **given(filter=tag_match(args.tag), from_seq=None if args.start is None else max(args.start - 1, 0)),
+        **given(filter=filter_of(args), from_seq=None if args.start is None else max(args.start - 1, 0)),
     }  # fmt: skip
     return put(router_path(args.router), body)
 
@@ -67,7 +68,7 @@ def _create(args: Args) -> Request:
         ROUTER,
         option("--from TOPIC", "topic to copy from", dest="source", required=True, completes="topics"),
         option("--to TOPIC", "topic to copy to", dest="dest", required=True, completes="topics"),
-        option("--tag TAG", "copy only this tag; a trailing * matches the beginning"),
+        *FILTERS,
         option("--start SEQ", "first seq to copy [new records only]"),
         option("--exactly-once", "stamp each copy, so that none is made twice"),
         option("--allow-cycle", "allow a router that closes a cycle"),
@@ -86,7 +87,7 @@ def create(call: Call) -> None:
         note = f"{start:,} is after the head, {answer['cursor']:,}: the next record is copied first"
         call.screen.note(note, "yellow")
     verb = "created" if answer["created"] else "updated"
-    what = f" where the tag matches {answer['filter'][2]}" if answer["filter"] else ""
+    what = f" where {filter_text(answer['filter'])}" if answer["filter"] else ""
     text = f"{verb} {answer['router']}: {answer['source']} → {answer['dest']}{what}, lag {answer['lag']:,}"
     call.screen.result(answer, text)
 
@@ -105,11 +106,9 @@ rm = removal(
     (
         option("ROUTER", "an existing router, or any name with --from", completes="routers"),
         option("--from TOPIC", "topic to copy from [that of the router]", dest="source", completes="topics"),
-        option("--tag TAG", "copy only this tag [the filter of the router]"),
+        *FILTERS,
     ),
-    request=lambda args: post(
-        router_path(args.router, "preview"), given(source=args.source, filter=tag_match(args.tag))
-    ),
+    request=lambda args: post(router_path(args.router, "preview"), given(source=args.source, filter=filter_of(args))),
     examples="  topics router preview eu --from orders --tag 'eu:*'\n",
 )
 def preview(call: Call) -> None:

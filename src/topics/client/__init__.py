@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from topics.client._sync.queues import Job
     from topics.client.cursors import ConsumerInfo, Cursor, FileCursor, MemoryCursor, ServerCursor, Start
     from topics.client.errors import TopicFull, TopicNotFound, TopicsError, Unreachable
-    from topics.client.items import Gap, NewRecord, Position, Record
+    from topics.client.items import Gap, Misfit, NewRecord, Position, Record, TypedRecord
     from topics.client.raw import Client
 
 __all__ = [
     "AsyncJob", "AsyncTopics", "Client", "ConsumerInfo", "Cursor", "FileCursor", "Gap", "Job", "MemoryCursor",
-    "NewRecord", "Position", "Record", "ServerCursor", "Start", "TopicFull", "TopicNotFound", "Topics", "TopicsError",
-    "Unreachable",
+    "Misfit", "NewRecord", "Position", "Record", "ServerCursor", "Start", "TopicFull", "TopicNotFound", "Topics",
+    "TopicsError", "TypedRecord", "Unreachable",
 ]  # fmt: skip
 _NAMES = {
     "_async.client": ("AsyncTopics",),
@@ -29,7 +29,7 @@ _NAMES = {
     "_sync.queues": ("Job",),
     "cursors": ("ConsumerInfo", "Cursor", "FileCursor", "MemoryCursor", "ServerCursor", "Start"),
     "errors": ("TopicFull", "TopicNotFound", "TopicsError", "Unreachable"),
-    "items": ("Gap", "NewRecord", "Position", "Record"),
+    "items": ("Gap", "Misfit", "NewRecord", "Position", "Record", "TypedRecord"),
     "raw": ("Client",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

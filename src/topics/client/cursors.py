@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from topics.client.items import Match, Position
+from topics.client.items import Filter, Position
 from topics.model.consumer import ConsumerSummary
 
 
@@ -103,7 +103,7 @@ class Start(Struct, frozen=True, kw_only=True):
     from_seq: int = 0
     tail: bool = False
     epoch: int | None = None
-    filter: Match | None = None
+    filter: Filter | None = None
     consumer: str | None = None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 
 from topics.keys import Activity, ScopeWord
 from topics.model import wire
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 Match = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
 """A tag to match: exactly ("order-7"), or by its beginning (("tag", "Glob", "order-*"))."""
+
+Filter = str | Sequence[Any]
+"""Records to return: a tag, or a filter such as ["data.total", "Gt", 100] or ["Where", "total > 100"]."""
 
 
 class Record(
@@ -58,8 +62,53 @@ class Record(
         return f"Record(topic={self.topic!r}, seq={self.seq}, tag={self.tag!r}, data={self.data!r})"
 
     def decode(self, type: type[T]) -> T:
-        """Decode the data as a dataclass, a Struct or a TypedDict. Raises `msgspec.ValidationError`."""
-        return _decode(self.json, type=type)
+        """Decode the data as a dataclass, a Struct, a TypedDict or a pydantic model.
+
+        Raises `msgspec.DecodeError` or `pydantic.ValidationError`.
+        """
+        found: T = _decoder(type)(self.json)  # type: ignore[arg-type]  # a type is hashable
+        return found
+
+
+class TypedRecord(Record):
+    """A record that was read with `type`. `data` is of this type, and was decoded once."""
+
+    value: Any = None
+
+    @property
+    def data(self) -> Any:
+        return self.value
+
+
+class Misfit(Record):
+    """A record that was read with `type`, and whose data does not fit it. `error` says why; `json` has the data."""
+
+    error: str = ""
+
+    @property
+    def data(self) -> Any:
+        """Raise `ValueError`."""
+        raise ValueError(f"record {self.seq} of {self.topic} is a Misfit: {self.error}")
+
+
+@lru_cache
+def _decoder(type: Any) -> Callable[[Raw], Any]:
+    if hasattr(type, "model_validate_json"):  # a pydantic model
+        return lambda text: type.model_validate_json(bytes(text))
+    return msgspec.json.Decoder(type).decode
+
+
+def typed(records: Iterable[Record], type: Any) -> Iterable[Record]:
+    """Return the records with their data decoded as `type`, and a `Misfit` for each that does not fit. None: as is."""
+    return records if type is None else (_typed(record, _decoder(type)) for record in records)
+
+
+def _typed(record: Record, decode: Callable[[Raw], Any]) -> Record:
+    fields = structs.asdict(record)
+    try:
+        return TypedRecord(**fields, value=decode(record.json))
+    except (msgspec.DecodeError, ValueError) as error:
+        return Misfit(**fields, error=str(error))
 
 
 class Gap(Struct, frozen=True):

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl
-from topics.cli.connect.server import events, get, post, put, tag_match
+from topics.cli.connect.server import events, get, post, put
+from topics.cli.filters import FILTERS, filter_of
 from topics.cli.options import TOPIC, one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
 from topics.cli.output.records import elements, members, print_gap, print_record, template
@@ -40,7 +41,7 @@ Piece = bytes | Raw
 
 def _fields(args: Args) -> dict[str, Any]:
     """Return the filters, which `scan` and `diff` share."""
-    return given(filter=tag_match(args.tag), node=args.skip_node, include_tags=True)
+    return given(filter=filter_of(args), node=args.skip_node, include_tags=True)
 
 
 def _request(args: Args, start: Position | None = None) -> Request:
@@ -77,7 +78,7 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         option("--to SEQ", "last seq to read [the head]; -f ends there", dest="last_seq"),
         option("--limit N", "stop after N records"),
         option("-f --follow", "keep printing new records"),
-        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        *FILTERS,
         option("--skip-node NODE", "leave out records of this writer", action="append"),
         one_of(option("--data", "print only the data of each record"), FORMAT),
     ),
@@ -88,6 +89,7 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
   topics read orders --last 10 -f
   topics read orders --from 42 --to 99
   topics read orders --ago 1h --tag 'eu:*'
+  topics read orders --where 'customer.id = 7 and total > 100' --grep Ada
   topics read orders --data > orders.jsonl
 """,
 )
@@ -339,7 +341,7 @@ HEARTBEAT_S = 15.0
 
 
 def _open(args: Args, cursor: str | None = None) -> Request:
-    options = given(tail=None if args.from_start else True, filter=tag_match(args.tag))
+    options = given(tail=None if args.from_start else True, filter=filter_of(args))
     body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
     return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
 
@@ -351,7 +353,7 @@ def _open(args: Args, cursor: str | None = None) -> Request:
             "TOPIC…", "topics, or patterns such as 'chat-*', also for future topics", dest="topics", completes="topics"
         ),
         option("--from-start", "print the records that are there already, too"),
-        option("--tag TAG", "only this tag; a trailing * matches the beginning"),
+        *FILTERS,
         option("--skip-node NODE", "leave out records of this writer", action="append"),
         option("-n --limit N", "stop after N records"),
         FORMAT,

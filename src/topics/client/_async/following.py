@@ -16,7 +16,7 @@ from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import EVENT_STREAM, Backoff, Request, consumer_path, given, topic_path, with_query
 from topics.client.cursors import ConsumerInfo, Cursor, ServerCursor, Start, WatchCursor, WatchPosition
 from topics.client.errors import ConsumerNotFound, EpochMismatch, NotFound, TopicNotFound, TopicsError, Unreachable
-from topics.client.items import Gap, Match, Position, Record, Tombstone, TopicState
+from topics.client.items import Filter, Gap, Position, Record, Tombstone, TopicState, typed
 from topics.client.streams import Event, EventParser, gap_of, raise_if_final, records_of
 from topics.model.consumer import ConsumerPut
 from topics.model.watch import WatchCreated
@@ -74,7 +74,7 @@ class AsyncFollower(Struct, kw_only=True):
     cursor: Cursor | AsyncServerPosition | None
     start: Position | None  # None is the head
     node: str | Sequence[str] | None
-    filter: Match | None
+    filter: Filter | None
     page_records: int
     wait_ms: int
     wait_for_topic: bool
@@ -173,12 +173,13 @@ class AsyncFollowCalls(AsyncRecordCalls):
         epoch: int | None = None,
         tail: bool = False,
         node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
+        filter: Filter | None = None,
         page_records: int = PAGE_RECORDS,
         wait_ms: int = 20_000,
         wait_for_topic: bool = False,
         on_retry: Callable[[TopicsError, float], None] | None = None,
         on_caught_up: Callable[[], object] | None = None,
+        type: type[object] | None = None,
     ) -> AsyncIterator[Record | Gap]:
         """Yield the records of a topic as they come, and a `Gap` wherever records were lost. Never ends by itself.
 
@@ -206,7 +207,7 @@ class AsyncFollowCalls(AsyncRecordCalls):
                     yield batch
                     continue
                 traced = tracing.enabled()
-                for record in batch:
+                for record in typed(batch, type):
                     if traced:
                         tracing.received(record)
                     yield record
@@ -222,6 +223,7 @@ class AsyncFollowCalls(AsyncRecordCalls):
         heartbeat_ms: int = 15_000,
         wait_for_topics: bool = False,
         on_retry: Callable[[TopicsError, float], None] | None = None,
+        type: type[object] | None = None,
     ) -> AsyncIterator[Record | Gap]:
         """Follow many topics over one stream. A name that ends in `*` means every topic that begins so.
 
@@ -252,7 +254,7 @@ class AsyncFollowCalls(AsyncRecordCalls):
                     async for chunk in chunks:
                         for event in parser.feed(chunk):
                             backoff.reset()
-                            for item in _event_items(event):
+                            for item in _event_items(event, type):
                                 if tracing.enabled():
                                     tracing.received(item)
                                 yield item
@@ -279,9 +281,9 @@ def _topic_options(name: str, start: Start | Position | None, position: WatchPos
     return given(from_seq=found.from_seq, tail=found.tail or None, epoch=found.epoch, filter=found.filter)
 
 
-def _event_items(event: Event) -> Iterator[Record | Gap]:
+def _event_items(event: Event, type: type[object] | None) -> Iterator[Record | Gap]:
     if event.name == "record":
-        yield from records_of(event.data)
+        yield from typed(records_of(event.data), type)
     elif event.name == "tombstone":
         yield gap_of(event.data)
     elif event.name == "error":

@@ -19,7 +19,7 @@ from topics.client.call import (
 )
 from topics.client.cursors import ConsumerInfo, ConsumerPage
 from topics.client.errors import Unavailable, Unreachable
-from topics.client.items import Config, KeyOptions, Match, ScheduleOptions, TokenOptions, TopicPut, TopicState
+from topics.client.items import Config, Filter, KeyOptions, Match, ScheduleOptions, TokenOptions, TopicPut, TopicState
 from topics.model import access, inspection, wire
 from topics.model import consumer as consuming
 from topics.model import router as routing
@@ -214,7 +214,7 @@ class AsyncManagementCalls(AsyncCalls):
         *,
         source: str,
         dest: str,
-        filter: Match | None = None,
+        filter: Filter | None = None,
         preserve_node: bool = True,
         preserve_tag: bool = True,
         create_dest: bool = True,
@@ -268,7 +268,7 @@ class AsyncManagementCalls(AsyncCalls):
         name: str,
         *,
         source: str | None = None,
-        filter: Match | None = None,
+        filter: Filter | None = None,
         from_seq: int = 0,
         from_ts: int | None = None,
     ) -> routing.PreviewAnswer:

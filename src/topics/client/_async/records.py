@@ -19,8 +19,8 @@ from topics.client.items import (
     Appended,
     Config,
     End,
+    Filter,
     Gap,
-    Match,
     NewRecord,
     Page,
     Record,
@@ -29,6 +29,7 @@ from topics.client.items import (
     Tombstone,
     encode,
     new_record,
+    typed,
 )
 from topics.client.streams import Piece, ScanLines, decoded
 
@@ -112,7 +113,7 @@ class AsyncRecordCalls(AsyncCalls):
         max_batch_bytes: int | None = None,
         wait_ms: int = 0,
         node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
+        filter: Filter | None = None,
         include_tags: bool = True,
         include_meta: bool = True,
         from_ts: int | None = None,
@@ -152,10 +153,14 @@ class AsyncRecordCalls(AsyncCalls):
         from_seq: int = 0,
         epoch: int | None = None,
         node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
+        filter: Filter | None = None,
         from_ts: int | None = None,
+        type: type[object] | None = None,
     ) -> AsyncIterator[Record | Gap]:
         """Yield records and gaps from `from_seq` up to the head of the topic, and end there.
+
+        With `type` (a dataclass, a msgspec Struct, a TypedDict or a pydantic model), the data of each record is decoded
+        as this type, and a record that does not fit is a `Misfit`: `read`, `scan`, `follow` and `watch` have it.
 
         async for item in topics.read("orders"):
             print(item)
@@ -164,7 +169,7 @@ class AsyncRecordCalls(AsyncCalls):
             page = await self.diff(topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, from_ts=from_ts)
             if page.gap is not None:
                 yield page.gap
-            for record in page.records:
+            for record in typed(page.records, type):
                 yield record
             if page.caught_up:
                 return
@@ -178,8 +183,9 @@ class AsyncRecordCalls(AsyncCalls):
         upto_seq: int | None = None,
         epoch: int | None = None,
         node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
+        filter: Filter | None = None,
         from_ts: int | None = None,
+        type: type[object] | None = None,
     ) -> AsyncIterator[Record | Gap]:
         """Yield records and gaps of a range in one streamed answer: faster than `read` for many records.
 
@@ -199,7 +205,7 @@ class AsyncRecordCalls(AsyncCalls):
                     async for piece in found:
                         backoff.reset()
                         if isinstance(piece, list):
-                            for record in piece:
+                            for record in typed(piece, type):
                                 yield record
                         elif isinstance(piece, Tombstone):
                             yield piece.gap(topic)
@@ -241,7 +247,7 @@ class ScanFields(Struct, kw_only=True):
     upto_seq: int | None = None
     epoch: int | None = None
     node: str | Sequence[str] | None = None
-    filter: Match | None = None
+    filter: Filter | None = None
     from_ts: int | None = None
 
     def after(self, piece: Piece) -> ScanFields:

@@ -34,6 +34,7 @@ export function records(topic, { signal, state, query }) {
   const jump = input({ name: "jump", placeholder: "120, 14:05, 10m ago", size: 16, value: query.get("at") ?? "" })
   const tag = input({ name: "tag", placeholder: "order-7*", size: 14, value: query.get("tag") ?? "", "data-search": "" })
   const node = input({ name: "node", size: 12, value: query.get("node") ?? "" })
+  const where = input({ name: "where", placeholder: "total > 100 and sku = 'V60'", size: 26, value: query.get("where") ?? "" })
   const pause = button("Pause", () => (stop ? halt() : follow(last)), { kind: "small" })
   const older = button("Older", () => page(() => readBack(first), { at: "end" }), { kind: "small" })
   const newer = button("Newer", () => page(() => readOn(last)), { kind: "small" })
@@ -42,8 +43,12 @@ export function records(topic, { signal, state, query }) {
     restart()
   }, { kind: "small" })
 
+  const parts = () => [
+    ...(tag.value.trim() ? [["tag", tag.value.trim().endsWith("*") ? "Glob" : "Eq", tag.value.trim()]] : []),
+    ...(where.value.trim() ? [["Where", where.value.trim()]] : []),
+  ]
   const filters = () => ({
-    filter: tag.value.trim() ? ["tag", tag.value.trim().endsWith("*") ? "Glob" : "Eq", tag.value.trim()] : undefined,
+    filter: parts().length > 1 ? ["And", parts()] : parts()[0],
     node: node.value.trim() || undefined,
   })
   const view = () => ({ includeTags: true, ...filters() })
@@ -58,16 +63,16 @@ export function records(topic, { signal, state, query }) {
     },
   },
   h("div", { class: "group" }, pause, older, newer, latest),
-  field("Jump to seq or time", jump), field("Tag", tag), field("Not from node", node),
+  field("Jump to seq or time", jump), field("Tag", tag), field("Where", where), field("Not from node", node),
   h("button", { type: "submit", class: "visually-hidden", tabIndex: -1 }, "Show"), // Enter sends a form that has one
   copyAs(() => (mode === "tail" ? actions.follow(topic, { ...filters(), include_tags: true }) : actions.read(topic, { from_seq: Math.max(first - 1, 0), limit: PAGE, include_tags: true, ...filters() }))))
   const typed = debounce(() => signal.aborted || reload())
-  for (const control of [tag, node]) control.addEventListener("input", typed)
+  for (const control of [tag, where, node]) control.addEventListener("input", typed)
 
   /** Show what the controls say, and put it into the URL. */
   function reload(options) {
     const wanted = jump.value.trim()
-    setQuery({ at: wanted, tag: tag.value.trim(), node: node.value.trim() }, options)
+    setQuery({ at: wanted, tag: tag.value.trim(), where: where.value.trim(), node: node.value.trim() }, options)
     if (wanted) void page(() => readFrom(wanted))
     else restart()
   }
@@ -116,7 +121,7 @@ export function records(topic, { signal, state, query }) {
   }
 
   function nothing() {
-    if (tag.value || node.value) return empty("No record matches", "Clear the filters, or look at other seqs.")
+    if (tag.value || where.value || node.value) return empty("No record matches", "Clear the filters, or look at other seqs.")
     return empty("No live records here", "This command writes one:",
       curl(topicPath(topic), { records: [{ data: { hello: "world" } }] }))
   }
