@@ -210,14 +210,12 @@ def test_where_box_filters_by_fields_and_is_in_the_address(open_page: OpenPage, 
     for total in (50, 150, 250):
         shop.write("where", {"total": total}, tag="a" if total < 200 else "b")
     page = open_page(url, "topics/where")
-    page.get_by_label("Where").fill("total > 100")
+    page.get_by_label("Where", exact=True).fill("total > 100")
     expect(page.get_by_role("log").locator(".record")).to_have_count(2)
     expect(page).to_have_url(re.compile(r"where=total\+%3E\+100"))
     again = open_page(url, "topics/where?where=total+%3E+100&tag=b")
-    expect(again.get_by_label("Where")).to_have_value("total > 100")
+    expect(again.get_by_label("Where", exact=True)).to_have_value("total > 100")
     expect(again.get_by_role("log").locator(".record")).to_have_count(1)
-    again.get_by_label("Where").fill("total > ")
-    expect(again.get_by_text("character 9")).to_be_visible()
 
 
 def test_record_is_written_and_deleted_by_tag_after_a_count(open_page: OpenPage, shop: Shop, url: str) -> None:
