@@ -83,7 +83,20 @@ def test_full_buckets_of_keys_take_no_memory():
     assert len(shop.queue.buckets._full_ns) < 4500
 
 
-@pytest.mark.parametrize("rate", [Rate(per_s=0), Rate(per_s=-1), Rate(per_s=1e7), Rate(per_s=1, burst=0)])
+def test_rate_is_reached_by_a_worker_that_claims_many_jobs_now_and_then():
+    shop = Workshop(rate=Rate(per_s=1000))
+    assert shop.topic.config.rate == Rate(per_s=1000, burst=100)
+    assert Rate(per_s=3).burst == 1
+    for _ in range(5):
+        shop.write(*("1" for _ in range(100)))
+    got = 0
+    for _ in range(10):
+        shop.clock.advance(ms=40)
+        got += len(shop.claim("w", 100))
+    assert 400 <= got <= 500
+
+
+@pytest.mark.parametrize("rate", [Rate(per_s=0), Rate(per_s=-1), Rate(per_s=1e7), Rate(per_s=1, burst=10**7)])
 @pytest.mark.parametrize("field", ["rate", "rate_per_key"])
 def test_rate_is_checked(rate: Rate, field: str):
     shop = Workshop()

@@ -51,7 +51,11 @@ class Rate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most jobs that are delivered: `burst` at once, and then `per_s` in a second."""
 
     per_s: Annotated[float, "deliveries in a second, above 0 and up to 1000000"]
-    burst: Annotated[U64, "1 to 1000000"] = 1
+    burst: Annotated[U64, "up to 1000000; 0 is the default: as many as in a tenth of a second, at least 1"] = 0
+
+    def __post_init__(self) -> None:
+        if not self.burst:  # one token would let a worker that claims ten jobs every 10 ms have a tenth of 1,000 per_s
+            structs.force_setattr(self, "burst", max(int(min(self.per_s, MAX_RATE) / 10), 1))
 
     @property
     def cost_ns(self) -> int:
@@ -118,8 +122,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
     if given.get("retry") is not None:
         check_retry(given["retry"])
     for field, value in given.items():
-        if isinstance(value, Rate) and not (0 < value.per_s <= MAX_RATE and 1 <= value.burst <= MAX_RATE):
-            raise invalid(f"{field} needs per_s above 0 and burst from 1, both up to {MAX_RATE}", field=field)
+        if isinstance(value, Rate) and not (0 < value.per_s <= MAX_RATE and value.burst <= MAX_RATE):
+            raise invalid(f"{field} needs per_s above 0, and both up to {MAX_RATE}", field=field)
         if type(value) is int and value > U64_MAX:
             raise invalid(f"{field} does not fit in 64 bits", field=field)
     if current is not None and given.get("type", current.type) != current.type:
