@@ -284,6 +284,7 @@ class Settings:
         (), "Origins whose pages may call the API, separated by commas. * allows all."
     )
     console: bool = FLAG(True, "Serve the web console at /console.")
+    mcp_destructive: bool = FLAG(False, "Offer the tools that delete to agents at /mcp, too; keys limit them further.")
 
     log_level: str = choice("debug", "info", "warning", "error")("info", "Minimum severity of log lines.")
     log_format: str = choice("auto", "human", "json")(

@@ -84,6 +84,7 @@ ROWS: dict[str, Row] = {
     "replica prune": Row("file://DIR/replica", "removed 0 objects", form=TEXT),
     "completion": Row("bash", "complete-line", form=TEXT),
     "version": Row("", form=TEXT),
+    "mcp": Row("--help", "--destructive", form=TEXT),  # tests/mcp run it
     # Spark takes seconds to start: tests/spark and tests/cli/test_pipeline_* run these.
     "spark start": Row("--help", "--idle", form=TEXT),  # tests/spark/test_warm.py runs them
     "spark stop": Row("--help", form=TEXT),
@@ -110,7 +111,8 @@ def leaves(
 def test_every_command_has_a_row_and_takes_json() -> None:
     found = dict(leaves(build_parser()))
     assert set(found) == set(ROWS)
-    assert [name for name, parser in found.items() if "--json" not in parser._option_string_actions] == []
+    without = [name for name, parser in found.items() if "--json" not in parser._option_string_actions]
+    assert without == ["mcp"], "its output is that of a protocol"
 
 
 @pytest.fixture(scope="module")

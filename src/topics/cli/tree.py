@@ -70,6 +70,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("pipeline", "pipelines", "run bulk jobs over topics on Spark, or in one process"),
         Row("spark", "spark", "keep a local Spark in memory for pipelines and SQL"),
     ),
+    "Agents": (Row("mcp", "mcp", "offer a server to an AI agent (Model Context Protocol)"),),
     "This command": (
         Row("completion", "completion", "print the completion script of a shell"),
         Row("version", "main", "print the version"),
@@ -95,6 +96,7 @@ ALSO_KNOWN_AS = {
     "router": "routers route mirror",
     "schedule": "schedules cron crontab timer every",
     "consumer": "consumers group groups lag",
+    "mcp": "agent agents",
     "key": "keys token tokens secret",
     "context": "contexts login profile profiles",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from topics.server.access.failures import Failures
 from topics.server.access.key_ring import KeyRing
 from topics.server.api.guard import Guard, protected
 from topics.server.api.request_handler import RequestHandler
-from topics.server.api.route import RouteTable
+from topics.server.api.route import Route, RouteTable
 from topics.server.api.route_table import ROUTES
 from topics.server.api.services import PollCache, Services, Startup
 from topics.server.http.browser_origin import Pages
@@ -63,7 +63,9 @@ class TopicsApp:
     scheduling: Scheduling  # not of a standby
     upkeep: Upkeep
 
-    def __init__(self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, *, more_routes: Sequence[Route] = ()
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.loop = loop
@@ -72,7 +74,7 @@ class TopicsApp:
         self.quotas = Quotas(settings, self.budget, clock)
         served = [route for route in ROUTES if settings.console or not route.console]
         self.startup = Startup(clock, {route.path for route in served}, console=settings.console)
-        routes = RouteTable(protected(served, Pages.of(settings)))
+        routes = RouteTable([*protected(served, Pages.of(settings)), *more_routes])
         token_keys = () if settings.token_keys_file is None else settings.token_keys_file.keys
         self.keys = KeyRing(settings.key_rules(), token_keys, clock)
         self.failures = Failures(clock, settings.max_auth_failures)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from tests.docs.recipes.conftest import Kitchen
 from topics.client import Topics
 
@@ -44,3 +48,23 @@ def test_second_process_takes_the_steps_of_the_first(kitchen: Kitchen, topics: T
         assert one.rest()[-1] == other.rest()[-1] == "the sum is 820"
     steps = [item.data["step"] for item in topics.read("agent:s2")]  # type: ignore[union-attr]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
+
+
+def test_assistant_answers_once_remembers_and_gives_up(kitchen: Kitchen, topics: Topics) -> None:
+    """The page itself runs in the long suite. Here the assistant is killed between a claim and its answer."""
+    pytest.importorskip("mcp")
+    module = {'command="topics", args=["mcp"': f'command={sys.executable!r}, args=["-m", "topics", "mcp"'}
+    programs = kitchen.programs("agent-log", {"lease_s=60": "lease_s=1"} | module)
+    topics.put_topic("agent.questions", type="queue", max_deliveries=2, dead_letter="agent.unanswered")
+    topics.put_topic("agent.memory", durability="fsync")
+    topics.append("agent.questions", {"text": "how many words?"}, tag="words")
+    topics.claim("agent.questions", node="assistant-0", lease_ms=1)  # of an assistant that was killed
+    topics.append("agent.questions", {"text": "again?"}, tag="words")
+    topics.append("agent.questions", {"text": "nonsense"}, tag="none")
+    lines = programs.run("assistant.py")
+    assert lines[0] == "the model gets the tools"
+    assert sorted(lines[1:]) == ["again? (from memory) 3 words", "how many words? 3 words"]
+    [fact] = topics.read("agent.memory")
+    assert fact.data == {"question": "how many words?", "answer": "3 words"}  # type: ignore[union-attr]
+    [dead] = topics.read("agent.unanswered")
+    assert dead.meta["$dead_letter_reason"] == "this is not a question"  # type: ignore[union-attr]

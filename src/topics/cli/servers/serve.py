@@ -18,6 +18,7 @@ from topics.cli.output.screen import Screen
 from topics.cli.servers.settings import DEST, add_flags, report, serve_flags
 from topics.cli.tree import Subparsers
 from topics.config import SETTINGS, BadSettings, Setting, Settings, unknown_variables
+from topics.installation import is_installed
 
 if TYPE_CHECKING:
     from topics.server.run import Build
@@ -64,6 +65,8 @@ def _serve(settings: Settings, args: argparse.Namespace, build: "Build | None") 
     # Imported here, because `topics version` and `--help` need no event loop.
     from topics.server.run import run
 
+    if build is None and is_installed("mcp") and is_installed("httpx"):
+        from topics.mcp.endpoint import build
     return run(settings, build=build)
 
 

@@ -1,0 +1,287 @@
+"""The tools: what each does, with the Python client. Every answer is a JSON object that is bounded in size.
+
+The rights are those of the key or token of the client. A tool is a method whose signature and docstring are its schema
+and its description; `TOOLS` is the table of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import count
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from pydantic import Field
+
+from topics.client import AsyncTopics
+from topics.client.items import Match, ScheduleOptions
+from topics.model.queue import JobState
+
+MAX_RECORDS = 200  # of one answer
+MAX_ANSWER_BYTES = 60_000  # a model reads about 15,000 tokens of it
+MAX_VALUE_CHARS = 10_000  # of one record in an answer that is too long
+MAX_WAIT_S = 50  # clients of agents give up after a minute
+SQL_S = 120
+NODE = "agent"
+
+Topic = Annotated[str, Field(description="name of the topic")]
+Seqs = Annotated[list[int], Field(description="seqs of the jobs, from claim_jobs")]
+Worker = Annotated[str, Field(description="your name as a worker; use the same one in claim, finish and return")]
+Limit = Annotated[int, Field(ge=1, le=MAX_RECORDS, description="most items of the answer")]
+
+
+class Row(NamedTuple):
+    """One tool: its method, whether it only reads, and whether it destroys what cannot be brought back."""
+
+    name: str
+    reads: bool = False
+    destroys: bool = False
+
+
+TOOLS = (
+    Row("list_topics", reads=True),
+    Row("describe_topic", reads=True),
+    Row("read_records", reads=True),
+    Row("wait_for_records", reads=True),
+    Row("append_record"),
+    Row("list_jobs", reads=True),
+    Row("claim_jobs"),
+    Row("finish_jobs"),
+    Row("return_jobs"),
+    Row("redrive_jobs"),
+    Row("schedule_record"),
+    Row("query_sql", reads=True),
+    Row("delete_records", destroys=True),
+    Row("delete_topic", destroys=True),
+    Row("delete_schedule", destroys=True),
+)
+
+
+class Tools:
+    """The tools. `client` returns the client of a call; `sql` is the command for queries, if there is one."""
+
+    def __init__(self, client: Callable[[], AsyncTopics], *, sql: Sequence[str] = ()) -> None:
+        self._client = client
+        self._sql = sql
+
+    @property
+    def topics(self) -> AsyncTopics:
+        return self._client()
+
+    def rows(self, *, destructive: bool) -> list[Row]:
+        """Return the tools that can be offered."""
+        return [row for row in TOOLS if (destructive or not row.destroys) and (self._sql or row.name != "query_sql")]
+
+    # --- read
+
+    async def list_topics(self, prefix: str = "", limit: Limit = 50, after: str = "") -> str:
+        """List topics by name, with their size and type. `after` continues behind a name."""
+        rows = self.topics.topics(prefix)
+        return await _page(rows, limit, after, "topic", "list_topics")
+
+    async def describe_topic(self, topic: Topic) -> str:
+        """Describe a topic: its type, settings and schema, its first and last seq, and the counts of a queue."""
+        return bounded(await self.topics.topic(topic))
+
+    async def read_records(
+        self,
+        topic: Topic,
+        from_seq: Annotated[int, Field(ge=0, description="read behind this seq; 0 is the beginning")] = 0,
+        last: Annotated[int, Field(ge=0, le=MAX_RECORDS, description="instead: the last so many seqs")] = 0,
+        tag: Annotated[
+            str, Field(description="only records with this tag; order-* for all that begin with order-")
+        ] = "",
+        limit: Limit = 50,
+    ) -> str:
+        """Read records of a topic in order. A tombstone in the answer says which records were lost, and why."""
+        if last:
+            from_seq = max(0, (await self.topics.topic(topic)).head_seq - last)
+        return await self._read(topic, from_seq, tag, limit, 0)
+
+    async def wait_for_records(
+        self,
+        topic: Topic,
+        from_seq: Annotated[int, Field(ge=0, description="wait for a record behind this seq: next_from_seq of a read")],
+        tag: Annotated[str, Field(description="only records with this tag, or order-*")] = "",
+        wait_s: Annotated[int, Field(ge=1, le=MAX_WAIT_S)] = 30,
+    ) -> str:
+        """Wait until a topic has a record behind a seq, and read it. If there is none, ask again."""
+        return await self._read(topic, from_seq, tag, 50, wait_s * 1000)
+
+    async def _read(self, topic: str, from_seq: int, tag: str, limit: int, wait_ms: int) -> str:
+        page = await self.topics.diff(
+            topic, from_seq=from_seq, limit=limit, wait_ms=wait_ms, max_batch_bytes=MAX_ANSWER_BYTES,
+            filter=_match(tag),
+        )  # fmt: skip
+        answer = _plain(page)
+        records = answer["records"]
+        # Bound: each round takes one record away. The last one is cut.
+        while len(records) > 1 and len(json.dumps(answer)) > MAX_ANSWER_BYTES:
+            records.pop()
+            answer["next_from_seq"], answer["caught_up"] = records[-1]["$seq"], False
+        more = "wait_for_records" if answer["caught_up"] else "read_records"
+        answer["to_continue"] = f"{more} with from_seq={answer['next_from_seq']}"
+        return bounded(answer)
+
+    async def query_sql(
+        self,
+        query: Annotated[
+            str, Field(description="one SELECT; a topic is a table: topic, seq, ts, node, tag, meta, data")
+        ],
+        limit: Limit = 50,
+    ) -> str:
+        """Query topics with SQL (Spark), such as: select data.sku, count(*) from orders group by 1."""
+        process = await asyncio.create_subprocess_exec(
+            *self._sql, "--limit", str(limit), "--", query,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), SQL_S)
+        except TimeoutError:
+            raise ValueError(f"the query took longer than {SQL_S} s: ask for less") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode:
+            raise ValueError(err.decode("utf-8", "replace")[-2000:])
+        return bounded({"rows": json.loads(out), "to_continue": "narrow the query with where, or raise limit"})
+
+    # --- write
+
+    async def append_record(
+        self,
+        topic: Topic,
+        data: Annotated[Any, Field(description="any JSON value")],
+        tag: Annotated[str, Field(description="a text to filter by")] = "",
+        key: Annotated[str, Field(description="idempotency key: the same key is stored once")] = "",
+        create: Annotated[bool, Field(description="create the topic if it does not exist")] = False,
+    ) -> str:
+        """Append a record to a topic: something to remember, an event, or a job if the topic is a queue."""
+        options: dict[str, Any] = {"tag": tag} if tag else {}
+        return bounded(
+            await self.topics.append(
+                topic, data, key=key or None, create=None if create else False, node=NODE, **options
+            )
+        )
+
+    async def list_jobs(self, topic: Topic, state: JobState | None = None, limit: Limit = 50, after: int = 0) -> str:
+        """List the jobs of a queue, with their state, deliveries and the reasons of failures. `after` is a seq."""
+        jobs = (job async for job in self.topics.list_jobs(topic, state=state) if job.seq > after)
+        return await _page(jobs, limit, "", "$seq", "list_jobs")
+
+    async def claim_jobs(
+        self,
+        topic: Topic,
+        worker: Worker,
+        max_jobs: Annotated[int, Field(ge=1, le=20)] = 1,
+        lease_s: Annotated[int, Field(ge=1, le=3600, description="finish or return the jobs within this time")] = 300,
+        wait_s: Annotated[int, Field(ge=0, le=MAX_WAIT_S)] = 0,
+    ) -> str:
+        """Claim jobs of a queue. Finish or return each; otherwise it goes to another worker when its lease ends."""
+        jobs = await self.topics.claim(topic, node=worker, max=max_jobs, lease_ms=lease_s * 1000, wait_ms=wait_s * 1000)
+        rows = [
+            {"seq": job.seq, "lease_id": job.lease_id, "tag": job.tag, "data": job.data, "deliveries": job.deliveries}
+            | ({"reasons": msgspec.to_builtins(job.reasons)} if job.reasons else {})
+            for job in jobs
+        ]
+        return bounded({"jobs": rows, "to_continue": "finish_jobs or return_jobs with these seqs"})
+
+    async def finish_jobs(self, topic: Topic, seqs: Seqs, worker: Worker) -> str:
+        """Finish claimed jobs: they are done and leave the queue."""
+        return bounded(await self.topics.ack(topic, seqs, node=worker))
+
+    async def return_jobs(
+        self,
+        topic: Topic,
+        seqs: Seqs,
+        worker: Worker,
+        reason: Annotated[str, Field(description="why the work failed; it stays with the job")] = "",
+        delay_s: Annotated[int, Field(ge=0, description="not before this time has passed")] = 0,
+    ) -> str:
+        """Return claimed jobs to their queue, to be delivered again."""
+        return bounded(await self.topics.nack(topic, seqs, node=worker, delay_ms=delay_s * 1000, reason=reason or None))
+
+    async def redrive_jobs(self, topic: Topic, seqs: Seqs, dry_run: bool = False) -> str:
+        """Move dead letters back to the queue `topic`. `seqs` are those in the dead-letter topic."""
+        return bounded(await self.topics.redrive(topic, seqs=seqs, dry_run=dry_run))
+
+    async def schedule_record(
+        self,
+        name: Annotated[str, Field(description="name of the schedule; the same name replaces it")],
+        topic: Topic,
+        data: Annotated[Any, Field(description="data of the record that is appended each time")],
+        cron: Annotated[str, Field(description="when, such as 30 2 * * *")] = "",
+        every_s: Annotated[int, Field(ge=0, description="instead: each time this many seconds have passed")] = 0,
+        timezone: str = "",
+    ) -> str:
+        """Append a record to a topic at certain times: by `cron`, or each `every_s`."""
+        timing: ScheduleOptions = {"cron": cron} if cron else {"every_ms": every_s * 1000}
+        if timezone:
+            timing["timezone"] = timezone
+        return bounded(await self.topics.put_schedule(name, topic=topic, record={"data": data}, **timing))
+
+    # --- destroy
+
+    async def delete_records(self, topic: Topic, before_seq: int = 0, tag: str = "", dry_run: bool = True) -> str:
+        """Delete the records before a seq, or with a tag such as order-7 or order-*. `dry_run` only counts them."""
+        gone = await self.topics.delete(topic, before_seq=before_seq or None, match=_match(tag), dry_run=dry_run)
+        return bounded(gone)
+
+    async def delete_topic(self, topic: Topic) -> str:
+        """Delete a topic with everything in it."""
+        return bounded({"deleted": await self.topics.drop_topic(topic)})
+
+    async def delete_schedule(self, name: str) -> str:
+        """Delete a schedule. Records that it has appended stay."""
+        return bounded({"deleted": await self.topics.drop_schedule(name)})
+
+
+def _match(tag: str) -> Match | None:
+    return ("tag", "Glob" if tag.endswith("*") else "Eq", tag) if tag else None
+
+
+async def _page(rows: AsyncIterator[Any], limit: int, after: str, name: str, tool: str) -> str:
+    """Return up to `limit` rows, and how to get the others."""
+    found: list[Any] = []
+    async for row in rows:
+        shown = _plain(row)
+        if after and shown[name] <= after:
+            continue
+        if len(found) == limit or len(json.dumps(found)) > MAX_ANSWER_BYTES - MAX_VALUE_CHARS:
+            return bounded({"rows": found, "to_continue": f"{tool} with after={found[-1][name]}"})
+        found.append(shown)
+    return bounded({"rows": found, "to_continue": None})
+
+
+def bounded(answer: Any) -> str:
+    """Return an answer as JSON. What makes it too long is cut, and the answer says so."""
+    value = _plain(answer)
+    text = json.dumps(value, ensure_ascii=False)
+    # Bound: the limit is halved in each round.
+    for halving in count():
+        if len(text.encode()) <= MAX_ANSWER_BYTES:
+            break
+        text = json.dumps(_cut(value, MAX_VALUE_CHARS >> halving), ensure_ascii=False)
+    return text
+
+
+def _plain(answer: Any) -> Any:
+    """Return an answer as JSON has it, without the timings."""
+    value = msgspec.json.decode(msgspec.json.encode(answer))
+    if isinstance(value, dict):
+        value.pop("performance", None)
+    return value
+
+
+def _cut(value: Any, chars: int) -> Any:
+    """Return a value whose records, and other long members, are cut to so many characters."""
+    if isinstance(value, list):
+        kept = [_cut(one, chars) for one in value[: max(1, chars)]]
+        return kept if len(kept) == len(value) else [*kept, f"cut: {len(value) - len(kept)} more"]
+    if isinstance(value, dict):
+        return {name: _cut(one, chars) for name, one in value.items()}
+    if isinstance(value, str) and len(value) > chars:
+        return f"{value[:chars]}… (cut: {len(value)} characters)"
+    return value
