@@ -34,13 +34,27 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Read-only", "none", {"read-only": f"topics_wal_read_only{ON}"}, "stat", "1 while the disk takes no writes."
         ),
-        Panel("Uptime", "ms", {"uptime": f"topics_uptime_ms{ON}"}, "stat"),
+        Panel("Uptime", "s", {"uptime": f"topics_uptime_seconds{ON}"}, "stat"),
         Panel("Topics", "short", {"topics": f"topics_topics{ON}"}, "stat"),
         Panel("Live records", "short", {"records": f"topics_records_live{ON}"}, "stat"),
         Panel("Live bytes", "bytes", {"bytes": f"topics_bytes_live{ON}"}, "stat"),
     ],
     "Traffic": [
-        Panel("Requests per second", "reqps", {"requests": f"rate(topics_http_requests_total{ON}[1m])"}),
+        Panel(
+            "Requests per second",
+            "reqps",
+            {"{{method}} {{route}} {{status}}": f"rate(topics_http_request_duration_seconds_count{ON}[1m]) > 0"},
+        ),
+        Panel(
+            "Time of a request",
+            "s",
+            {
+                f"p{share}": f"histogram_quantile({share / 100:g}, sum by (le) "
+                f"(rate(topics_http_request_duration_seconds_bucket{ON}[5m])))"
+                for share in (50, 99)
+            },
+            help="Without the time that the client asked the server to wait.",
+        ),
         Panel(
             "Records per second, 10 busiest topics",
             "short",
@@ -76,16 +90,43 @@ ROWS: dict[str, list[Panel]] = {
     "Disk": [
         Panel(
             "Time of a sync",
-            "µs",
+            "s",
             {
-                f"p{share}": f"histogram_quantile({share / 100:g}, rate(topics_wal_fsync_latency_us_bucket{ON}[5m]))"
+                f"p{share}": f"histogram_quantile({share / 100:g}, "
+                f"rate(topics_wal_fsync_duration_seconds_bucket{ON}[5m]))"
                 for share in (50, 99)
             },
         ),
         Panel("Written to the log per second", "Bps", {"bytes": f"rate(topics_wal_bytes_written_total{ON}[1m])"}),
+        Panel(
+            "Free, and to return",
+            "bytes",
+            {"free": f"topics_disk_free_bytes{ON}", "removed records": f"topics_rewrite_waiting_bytes{ON}"},
+        ),
+        Panel(
+            "Age of checkpoint, backup and scrub",
+            "s",
+            {
+                "checkpoint": f"topics_checkpoint_age_seconds{ON}",
+                "backup": f"topics_backup_age_seconds{ON}",
+                "scrub": f"topics_scrub_round_age_seconds{ON}",
+                "replica": f"topics_replica_lag_seconds{ON}",
+            },
+        ),
+        Panel(
+            "Damaged places",
+            "none",
+            {"places": f"topics_damaged_places{ON}"},
+            "stat",
+            "Found before a reader met them.",
+        ),
         Panel("Entries that wait for a sync", "short", {"entries": f"topics_wal_queue_depth{ON}"}),
     ],
     "Memory": [
+        Panel("Process", "bytes", {"resident": f"process_resident_memory_bytes{ON}"}),
+        Panel("Processor", "percentunit", {"cores": f"rate(process_cpu_seconds_total{ON}[1m])"}),
+        Panel("Descriptors", "short", {"open": f"process_open_fds{ON}", "limit": f"process_max_fds{ON}"}),
+        Panel("Version", "none", {"{{version}}": f"topics_build_info{ON}"}, "stat"),
         Panel(
             "Memory of clients",
             "bytes",

@@ -409,6 +409,9 @@ class Settings:
         7 * DAY_MS, "Time in which every stored checksum is compared about once. 0 disables this.", low=0,
         high=365 * DAY_MS,
     )  # fmt: skip
+    backup_dir: Path | None = DIRECTORY(
+        None, "Target of `topics backup`, for the metric topics_backup_age_seconds. The server only looks at its time."
+    )
     rewrite_removed_percent: int = COUNT(
         50, "Share of removed bytes from which a sealed segment is rewritten without them. 0 disables this.", low=0,
         high=99,

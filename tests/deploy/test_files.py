@@ -5,13 +5,17 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -30,7 +34,9 @@ _LABELS = re.compile(r"\{[^}]*\}|\b(?:by|on|without) \([^)]*\)")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     directory = tmp_path_factory.mktemp("deploy")
-    process = ServerProcess(directory, {"data_dir": directory / "data", "replica": f"file://{directory}/replica"})
+    process = ServerProcess(
+        directory, {"data_dir": directory / "data", "replica": f"file://{directory}/replica", "backup_dir": directory}
+    )
     yield process
     process.kill()
 
@@ -43,15 +49,13 @@ def metrics(server: ServerProcess) -> set[str]:
     call(server, "PUT", "/v0/routers/copy", {"source": "orders", "dest": "copies"})
     call(server, "POST", "/v0/topics/orders", {"records": [{"data": 1}]})
     call(server, "PUT", "/v0/topics/orders/consumers/billing", {"seq": 0})
-    text = call(server, "GET", "/v0/metrics").decode()
+    text = call(server, "GET", "/v0/metrics?old_names=false").decode()
     return {re.split(r"[ {]", line)[0] for line in text.splitlines() if line and not line.startswith("#")} | {
         line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")
     }
 
 
 def call(server: ServerProcess, method: str, path: str, body: object = None) -> bytes:
-    import urllib.request
-
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{server.port}{path}", data, {"content-type": "application/json"}, method=method
@@ -102,6 +106,54 @@ def test_linter_accepts_the_file(command: list[str], where_to_get_it: str):
         pytest.skip(f"{command[0]} is not installed ({where_to_get_it})")
     done = subprocess.run(command, capture_output=True, text=True, cwd=DEPLOY)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_accepts_the_metrics(server: ServerProcess, metrics: set[str]):
+    call(server, "GET", "/v0/topics/orders")
+    text = call(server, "GET", "/v0/metrics?old_names=false")
+    assert b'topics_http_request_duration_seconds_count{method="GET",route="/v0/topics/{topic}",status="200"}' in text
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert metrics.isdisjoint(name for name in metrics if name.endswith(("_ms", "_us")))
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)")
+def test_prometheus_scrapes_the_server_and_fires_the_alert_of_a_missing_backup(
+    server: ServerProcess, metrics: set[str], tmp_path: Path
+):
+    """A real Prometheus with the shipped rules and settings: the server of the fixture has no backup."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (config,) = load("prometheus.yml")
+    config["global"] = {"scrape_interval": "200ms", "evaluation_interval": "200ms"}
+    config["rule_files"] = [str(DEPLOY / "alerts.yml")]
+    [job] = config["scrape_configs"]
+    del job["authorization"]
+    job["static_configs"] = [{"targets": [f"127.0.0.1:{server.port}"]}]
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+    options = {"config.file": tmp_path / "prometheus.yml", "storage.tsdb.path": tmp_path / "db"}
+    options["web.listen-address"] = Path(f"127.0.0.1:{port}")
+    process = subprocess.Popen(
+        ["prometheus", *(f"--{name}={value}" for name, value in options.items())], stderr=subprocess.DEVNULL
+    )
+    try:
+        wanted = {"TopicsBackupOld"}
+        deadline = time.monotonic() + WAIT_S
+        firing: set[str] = set()
+        while not wanted <= firing and time.monotonic() < deadline:
+            time.sleep(0.1)
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{port}/api/v1/alerts"
+                found = json.loads(urllib.request.urlopen(url).read())["data"]["alerts"]
+                firing = {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
+        assert firing == wanted
+        query = quote('topics_http_request_duration_seconds_count{route="/v0/metrics",status="200"} > 0')
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?query={query}") as answer:
+            assert json.loads(answer.read())["data"]["result"]
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def test_dashboard_is_generated_and_uses_metrics_that_the_server_has(metrics: set[str]):

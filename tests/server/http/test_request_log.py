@@ -4,6 +4,7 @@ import http.client
 import json
 import logging
 import socket
+import sys
 import time
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_waiting_time_does_not_make_a_request_slow(caplog, took_ms: int, waited_
 
 
 def test_log_that_is_off_asks_for_no_answers():
-    assert RequestLog().noted_ns == 0
+    assert RequestLog().noted_ns == sys.maxsize
     assert RequestLog(slow_ms=1000).noted_ns == 1_000_000_000
     assert RequestLog(every=True, slow_ms=1000).noted_ns == 1
 
@@ -178,3 +179,22 @@ def test_log_that_is_off_asks_for_no_answers():
 )
 def test_shown_path_has_no_key(query: bytes, shown: str):
     assert shown_path(Request("GET", b"/v0/a%20b", query, {}, b"", "", 0)) == shown
+
+
+def test_requests_are_counted_by_route_and_status(api: Api):
+    def counted() -> dict[str, float]:
+        rows = api.http.get("/v0/metrics", headers={"accept": "application/json"}).json()
+        return {name: row["count"] for name, row in rows["topics_http_request_duration_seconds"].items()}
+
+    before = counted()
+    api.http.post("/v0/topics/timed", json={"records": [{"data": 1}]})
+    api.http.post("/v0/topics/timed/diff", json={"from_seq": 1, "wait_ms": 300})
+    api.http.get("/v0/topics/absent-at-all")
+    api.http.get("/v0/no/such/path")
+    api.http.request("GET", "/v0/topics/timed", content=iter([b""]))  # chunked: not on the fast path
+    grown = {name: count - before.get(name, 0) for name, count in counted().items() if count != before.get(name, 0)}
+    assert grown.pop("GET /v0/metrics 200") == 1
+    assert grown == {
+        "POST /v0/topics/{topic} 201": 1, "POST /v0/topics/{topic}/diff 200": 1, "GET /v0/topics/{topic} 404": 1,
+        "GET /v0/topics/{topic} 200": 1, " (none) 404": 1,
+    }  # fmt: skip

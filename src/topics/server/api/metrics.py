@@ -26,7 +26,7 @@ from topics.model.schedule import Schedule
 from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
 from topics.server.api.services import Services, Startup
-from topics.server.http.messages import Request
+from topics.server.http.messages import TIMED, Request
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.answer import elapsed_ms
 from topics.server.loop.storage import Storage
@@ -94,6 +94,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _totals(services, leases),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.storage),
+        (_requests(),),
         () if services.replica is None else _replica(services.replica),
         () if services.standby is None else _standby(services.standby),
         _topics(services, prefixes),
@@ -204,6 +205,24 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
         )
 
 
+BOUND_BITS = range(16, 35)  # buckets of 2**16 ns (66 µs) to 2**34 ns (17 s)
+
+
+def _requests() -> Metric:
+    """Return how long requests took, by route and status: only those that there were."""
+    samples: list[Sample] = []
+    for (method, path), by_status in TIMED.items():
+        for status, counts in list(by_status.items()):
+            labels, values = "method route status", f"{method} {path} {status}"
+            running = list(accumulate(counts[1:]))
+            for bits in BOUND_BITS:
+                samples.append(("_bucket", f"{labels} le", f"{values} {2**bits / 1e9:.9g}", running[bits - 1]))
+            samples.append(("_bucket", f"{labels} le", f"{values} +Inf", running[-1]))
+            samples += [("_sum", labels, values, counts[0] / 1e9), ("_count", labels, values, running[-1])]
+    about = "Time from the head of a request to its answer, without the time that the client asked the server to wait."
+    return Metric("topics_http_request_duration_seconds", about, samples, "histogram")
+
+
 def _wal(storage: Storage | None) -> Iterator[Metric]:
     wal = WalStats() if storage is None else storage.wal.stats
     read_only, failing = storage and storage.wal.read_only, storage and storage.store.retries.reason
@@ -240,6 +259,9 @@ def _wal(storage: Storage | None) -> Iterator[Metric]:
              (storage.now_ms - scrub.round_ended_ms) / 1000),
             ("topics_damaged_places", "Damaged places in files that the scrub has found.", len(damage)),
         )  # fmt: skip
+        if storage.backup_ms is not None:
+            age_s = (storage.now_ms - storage.backup_ms) / 1000
+            yield from _rows(("topics_backup_age_seconds", "Time since the last good backup.", age_s))
         rewriter = store.rewriter
         yield from _rows(
             ("topics_rewrite_waiting_bytes", "Bytes of removed records that rewrites of segments will free.",
@@ -480,6 +502,40 @@ def _labelled(name: str, help: str, label: str, values: Mapping[str, float]) -> 
     return Metric(name, help, [("", label, text, value) for text, value in values.items()])
 
 
+# Metrics with other units than Prometheus has: their names for it. The old names go with the next release.
+RENAMED = {
+    "topics_uptime_ms": "topics_uptime_seconds",
+    "topics_loop_lag_ms": "topics_loop_lag_seconds",
+    "topics_loop_hold_max_ms": "topics_loop_hold_max_seconds",
+    "topics_wal_fsync_latency_us": "topics_wal_fsync_duration_seconds",
+    "topics_replica_lag_ms": "topics_replica_lag_seconds",
+    "topics_replica_follower_lag_ms": "topics_replica_follower_lag_seconds",
+}
+
+
+def renamed(rows: list[Metric], *, old_names: bool) -> list[Metric]:
+    """Add the metrics with names and units for Prometheus, and leave out those with old names if asked to."""
+    found: list[Metric] = []
+    for row in rows:
+        name = RENAMED.get(row.name)
+        if name is None or old_names:
+            found.append(row)
+        if name is not None:
+            share = 1_000_000 if row.name.endswith("_us") else 1000
+            samples: list[Sample] = []
+            for suffix, label, text, value in row.samples:
+                if suffix == "_bucket":
+                    samples.append((suffix, label, text if text == "+Inf" else f"{float(text) / share:.9g}", value))
+                else:
+                    samples.append((suffix, label, text, value if suffix == "_count" else value / share))
+            found.append(
+                Metric(
+                    name, row.help.replace("Milliseconds", "Time").replace("Microseconds", "Time"), samples, row.kind
+                )
+            )
+    return found
+
+
 def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
     """Print Prometheus text exposition, `SAMPLES_PER_STEP` samples a step.
 
@@ -506,7 +562,13 @@ def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memo
     parts: list[bytes | memoryview] = [b"{"]
     for row in rows:
         parts.append(b'"%b":' % row.name.encode())
-        if row.kind == "histogram":
+        if row.kind == "histogram" and " " in row.samples[-1][1]:
+            ends: dict[str, dict[str, float]] = {}
+            for suffix, _, text, value in row.samples:
+                if suffix != "_bucket":
+                    ends.setdefault(text, {})[suffix[1:]] = value
+            parts.append(_encode(ends))
+        elif row.kind == "histogram":
             buckets = {text: value for suffix, _, text, value in row.samples if suffix == "_bucket"}
             parts.append(_encode({"buckets": buckets, "sum": row.samples[-2][3], "count": row.samples[-1][3]}))
         elif row.samples and not row.samples[0][1]:

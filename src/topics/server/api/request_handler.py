@@ -65,6 +65,7 @@ class RequestHandler:
                 call.caller = ANYONE
             else:
                 call = guard.admit(request)
+            request.timings = call.route.timings
             if content_length:
                 _check_type(request)
                 call.typed = True
@@ -127,6 +128,7 @@ class RequestHandler:
                     call.caller = ANYONE
             elif guard is not None and found is not None and found.has_names:
                 guard.authorise(self._services.engine, call)
+            request.timings = call.route.timings
             if request.body and request.headers.get(b"content-type") != JSON_TYPE:
                 _check_type(request)
             if request.query and (call.route, request.query) not in self._known_queries:

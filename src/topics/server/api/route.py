@@ -28,7 +28,17 @@ from topics.model.wire import UnknownField
 from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
 from topics.server.http.cors import WARNINGS
-from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Stream
+from topics.server.http.messages import (
+    JSON,
+    NO_ROUTE,
+    TIMED,
+    Answer,
+    Deferred,
+    Request,
+    Response,
+    Stream,
+    Timings,
+)
 from topics.server.http.request import query_string
 from topics.server.http.request.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.server.limits.loop_holds import Cause
@@ -65,9 +75,11 @@ class Route(Struct, frozen=True, eq=False):
     probe: bool = False  # answered without a key unless `probe_auth` is set
     console: bool = False  # part of the web console: only served if the settings turn it on
     stream: bool = False  # counts as a long-lived connection
+    timings: Timings = NO_ROUTE  # shared by all rows of this method and path
     query_token: bool = False  # accepts its key as `?token=`, because browsers cannot send a header there
 
     def __post_init__(self) -> None:
+        structs.force_setattr(self, "timings", TIMED.setdefault((self.method, self.path), Timings()))
         if self.body is not None and self.decode is None:
             structs.force_setattr(self, "decode", RequestDecoder[Any](self.body).decode)
 

@@ -192,6 +192,7 @@ ROUTES = [
         Route(
             "GET", path, looks.get_metrics, operations.READ_METRICS,
             while_recovering=looks.get_metrics_while_recovering, answers={200: "text/plain"},
+            query=(Parameter("old_names", bool, True),),
         )
         for path in ("/v0/metrics", "/metrics")
     ),

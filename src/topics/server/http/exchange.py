@@ -270,8 +270,7 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     def handle(self, exchange: E) -> None:
         request = exchange.head.request
-        if self._noted_ns:
-            self._log.begin(request)
+        self._log.begin(request)
         try:
             answer = self._server.handle(request)
         except Exception as error:
@@ -279,7 +278,7 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         self.take(exchange, answer)
 
     def take(self, exchange: E, answer: Answer) -> None:
-        if self._noted_ns and not isinstance(answer, Deferred):
+        if not isinstance(answer, Deferred):
             self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):
             if not self.exchanges.answer(exchange, answer):

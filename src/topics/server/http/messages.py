@@ -41,6 +41,21 @@ class Memo(msgspec.Struct, eq=False, gc=False):
     found: Any = None
 
 
+class Timings(dict[int, list[int]]):
+    """How long the requests of one route took, by status: the sum in ns, then a count for each bit length of the time.
+
+    Requests add to the lists directly: an answer may cost 0.1 µs here, and no more.
+    """
+
+    def __missing__(self, status: int) -> list[int]:
+        counts = self[status] = [0] * 65
+        return counts
+
+
+TIMED: dict[tuple[str, str], Timings] = {}  # by method and path of the route
+NO_ROUTE = TIMED.setdefault(("", "(none)"), Timings())  # of requests that are refused before their route is known
+
+
 class Request(msgspec.Struct, gc=False):
     """One request. Requests with equal heads share one `headers`: it must not be changed."""
 
@@ -54,6 +69,7 @@ class Request(msgspec.Struct, gc=False):
     context: Any = None  # set by the application: what `admit` found (route, key), for `handle`
     waited_ns: int = 0  # of the time since `started_ns`: the part in which the client let the server wait
     memo: Memo | None = None
+    timings: Timings = NO_ROUTE
 
 
 class Response(msgspec.Struct, gc=False):

@@ -8,6 +8,7 @@ A key in the query string is left out, as in every log line. So is a path outsid
 """
 
 import logging
+import sys
 import time
 from urllib.parse import parse_qsl, quote
 
@@ -24,12 +25,12 @@ _KNOWN_STARTS = (b"/v0/", b"/console", b"/client.js", b"/client.d.ts", b"/metric
 
 
 class RequestLog:
-    """Decides which requests are logged. `noted_ns` is the age above which `note` must see an answer; 0 for none."""
+    """Counts requests, and decides which are logged: `log` must see every answer that took longer than `noted_ns`."""
 
     def __init__(self, *, every: bool = False, slow_ms: int = 0) -> None:
         self._every = every
         self._slow_ns = slow_ms * 1_000_000
-        self.noted_ns = 1 if every else self._slow_ns
+        self.noted_ns = 1 if every else self._slow_ns or sys.maxsize
 
     @classmethod
     def of(cls, settings: "Settings") -> "RequestLog":
@@ -43,6 +44,15 @@ class RequestLog:
         request.waited_ns = _now_ns() - request.started_ns
 
     def note(self, request: Request, answer: Response | Stream) -> None:
+        """Count an answer, and log it."""
+        head = answer if isinstance(answer, Response) else answer.head
+        took_ns = _now_ns() - request.started_ns - request.waited_ns if request.started_ns else 0
+        counts = request.timings[head.status]
+        counts[0] += took_ns
+        counts[took_ns.bit_length()] += 1
+        self.log(request, answer)
+
+    def log(self, request: Request, answer: Response | Stream) -> None:
         took_ns = _now_ns() - request.started_ns if request.started_ns else 0
         is_slow = 0 < self._slow_ns < took_ns - request.waited_ns
         if not self._every and not is_slow:

@@ -50,6 +50,8 @@ IDLE_TICK_MS = 1000
 # of a small read, and of a read from the disk too, because it takes whole chunks.
 CHECKED_FOR_NS = 3_600_000_000_000
 
+LOOK_AT_BACKUP_NS = 60_000_000_000
+
 OVERDUE = 1.25  # times `checkpoint_wal_bytes`, from which on a checkpoint does not wait for a file
 
 
@@ -154,6 +156,8 @@ class Storage:
             open_files=os_limits.descriptors().segment_files, runner=self._run,
         )  # fmt: skip
         self.scrub = Scrub(self.store, clock, settings.scrub_interval_ms)
+        self.backup_ms: int | None = None  # when the backup was completed last; None if that is unknown
+        self._backup_due_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._is_idle = False  # whether the timer is set for `IDLE_TICK_MS`
         self._closing = False
@@ -282,10 +286,21 @@ class Storage:
             self.store.checkpoint()
         self.store.save()
         self.scrub.tick()
+        if self._settings.backup_dir is not None and began_ns >= self._backup_due_ns:
+            self._backup_due_ns = began_ns + LOOK_AT_BACKUP_NS
+            self._store_worker.submit(self._look_at_backup, lambda error: None)
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
         self._is_idle = self.wal.idle and self.store.is_idle and not due
         idle_ms = min(IDLE_TICK_MS, self._settings.checkpoint_interval_ms) if self._is_idle else 0
         self._schedule(max(self._settings.sync_interval_ms, idle_ms))
+
+    def _look_at_backup(self) -> None:
+        """Note when the backup was completed last: each run writes its FORMAT file again. Runs on the worker."""
+        assert self._settings.backup_dir is not None
+        try:
+            self.backup_ms = int((self._settings.backup_dir / "FORMAT").stat().st_mtime * 1000)
+        except OSError:
+            self.backup_ms = 0  # there is none: its age is that of the epoch, and fires the alert
 
     def _schedule(self, delay_ms: int) -> None:
         self._timer = self._loop.call_later(delay_ms / 1000, self._tick)

@@ -67,27 +67,24 @@ def get_ready(services: Services, call: Call) -> Answer:
 
 def get_metrics(services: Services, call: Call) -> Answer:
     """Return the metrics, measured in slices because their number grows with the topics."""
-    steps = _measure(services, call.caller.prefixes, call.request if _wants_json(call) else None)
-    return services.slices.answer(call.request, steps, Cause.METRICS)
+    return services.slices.answer(call.request, _measure(services, call), Cause.METRICS)
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
-    return run_all(_shown(metrics.collect_while_recovering(startup), call.request if _wants_json(call) else None))
+    return run_all(_shown(metrics.collect_while_recovering(startup), call.request))
 
 
-def _measure(services: Services, prefixes: tuple[str, ...], request: Request | None) -> Steps[Response]:
-    return (yield from _shown((yield from metrics.collect(services, prefixes)), request))
+def _measure(services: Services, call: Call) -> Steps[Response]:
+    return (yield from _shown((yield from metrics.collect(services, call.caller.prefixes)), call.request))
 
 
-def _shown(rows: list[metrics.Metric], request: Request | None) -> Steps[Response]:
+def _shown(rows: list[metrics.Metric], request: Request) -> Steps[Response]:
     """Return the metrics as JSON, with the time that `request` took, or as text."""
-    if request is not None:
+    old_names = query_string.flag(query_string.parse(request.query), "old_names", default=True)
+    rows = metrics.renamed(rows, old_names=old_names)
+    if b"application/json" in request.headers.get(b"accept", b""):
         return Response(200, (yield from metrics.as_json(rows, request)))
     return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)
-
-
-def _wants_json(call: Call) -> bool:
-    return b"application/json" in call.request.headers.get(b"accept", b"")
 
 
 def get_openapi(startup: Startup, call: Call) -> Answer:

@@ -130,8 +130,12 @@ class Connection(ExchangeConnection[Exchange]):
             answer = failure(request, error)
         if type(answer) is Response:
             if self._write_plain(answer, may_gzip):
-                if self._noted_ns and _perf_counter_ns() - request.started_ns > self._noted_ns:
-                    self._log.note(request, answer)
+                took_ns = _perf_counter_ns() - request.started_ns
+                counts = request.timings[answer.status]
+                counts[0] += took_ns
+                counts[took_ns.bit_length()] += 1
+                if took_ns > self._noted_ns:
+                    self._log.log(request, answer)
                 return
         elif isinstance(answer, Deferred):
             pipeline.state = AWAITING  # as the table has it for DEFER, without the call
@@ -162,8 +166,13 @@ class Connection(ExchangeConnection[Exchange]):
         if not self._write_plain(response, late[2]):
             self.take(pipeline.adopt(request, may_gzip=late[2]), response)
             self.proceed()
-        elif self._noted_ns and _perf_counter_ns() - request.started_ns > self._noted_ns:
-            self._log.note(request, response)
+            return
+        took_ns = _perf_counter_ns() - request.started_ns
+        counts = request.timings[response.status]
+        counts[0] += took_ns - request.waited_ns
+        counts[(took_ns - request.waited_ns).bit_length()] += 1
+        if took_ns > self._noted_ns:
+            self._log.log(request, response)
 
     def _write_plain(self, answer: Response, may_gzip: bool) -> bool:
         """Write an answer that needs no more than the usual head; return False if this one does."""

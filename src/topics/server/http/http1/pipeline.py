@@ -109,8 +109,8 @@ class Pipeline(Exchanges[Exchange]):
                     self.charges.begin(exchange)
                     if exchange.answer is None:
                         return exchange
-                    if self._service.request_log.noted_ns:  # refused before the application could handle it
-                        self._service.request_log.note(exchange.head.request, exchange.answer)
+                    # Refused before the application could handle it.
+                    self._service.request_log.note(exchange.head.request, exchange.answer)
                     continue
             if (
                 self.state is not states.ACTIVE

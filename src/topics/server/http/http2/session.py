@@ -216,8 +216,7 @@ class Http2Session(Exchanges[Http2Stream]):
         if stream.input is Input.COMING:
             stream.input = Input.UNWANTED
         stream.body = bytearray()
-        if self._service.request_log.noted_ns:
-            self._service.request_log.note(stream.head.request, response)
+        self._service.request_log.note(stream.head.request, response)
         self.send(stream, response)
 
     def _take_end(self, stream: Http2Stream) -> None:
