@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jwt
 import pytest
 import websockets
 
@@ -60,6 +62,25 @@ def test_key_file_that_cannot_be_used_changes_nothing(start_server: StartServer,
     assert refused["hint"] == "the server continues with the old keys"
     assert "wite" not in refused["reason"]
     assert [status(server, key) for key in ("fixed", "one", "two")] == [200, 200, 200]
+    server.kill()  # a refused file is logged as an error, which `stop` would report
+
+
+@pytest.mark.parametrize("broken", ["keys", "token-keys"])
+def test_one_file_that_cannot_be_used_keeps_the_other_as_it_was(start_server: StartServer, keys: Path, broken: str):
+    secrets = keys.with_name("token-keys")
+    secrets.write_text("0" * 32)
+    server = start_server(api_keys_file=keys, token_keys_file=secrets)
+    made = jwt.encode(
+        {"aud": "topics", "iat": time.time(), "exp": time.time() + 600, "topics": {"scopes": ["read"]}}, "0" * 32
+    )
+    os.kill(server.process.pid, signal.SIGSTOP)  # it sees both changes at once
+    keys.write_text("three:wite" if broken == "keys" else "three")
+    secrets.write_text("short" if broken == "token-keys" else "f" * 32)
+    os.kill(server.process.pid, signal.SIGHUP)
+    os.kill(server.process.pid, signal.SIGCONT)
+    refused = eventually(lambda: events(server, "keys_refused"), bool)[0]
+    assert "short" not in refused["reason"]
+    assert [status(server, key) for key in ("one", "two", "three", made)] == [200, 200, 401, 200]
     server.kill()  # a refused file is logged as an error, which `stop` would report
 
 

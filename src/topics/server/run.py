@@ -281,15 +281,17 @@ def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing) 
 
 def _reload_keys(settings: Settings, keys: KeyRing) -> None:
     try:
-        if settings.api_keys_file is not None:
-            rules = settings.reread_key_rules()
-            keys.replace(rules)
-            log.info("keys_reloaded", keys=len(rules))
-        if settings.token_keys_file is not None:
-            keys.tokens.use_keys(settings.reread_token_keys())
-            log.info("token_keys_reloaded")
+        rules = None if settings.api_keys_file is None else settings.reread_key_rules()
+        token_keys = None if settings.token_keys_file is None else settings.reread_token_keys()
     except ValueError as error:
         log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")
+        return
+    if rules is not None:
+        keys.replace(rules)
+        log.info("keys_reloaded", keys=len(rules))
+    if token_keys is not None:
+        keys.tokens.use_keys(token_keys)
+        log.info("token_keys_reloaded")
 
 
 class KeyUpkeep:
