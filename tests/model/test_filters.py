@@ -36,7 +36,6 @@ def compare(seed: int, records: int, filters: int) -> int:
             if expected:
                 row = data + b"," + (meta or b"")
                 assert has_needle(found, row), (seed, text, row, found.needles)
-                assert all(one.covers(tag) for one in found.tags)
             matched += expected
     return matched
 

@@ -24,7 +24,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, structs
 from topics.model.conditions import MAX_INDEX, Condition, Junction, Tests, number
 from topics.model.filters import tests_of
 from topics.model.nesting import decode_again
-from topics.model.records import TagMatch
 
 EXPONENT = b"1e"  # stands for a digit with the `e` of an exponent behind it
 UNICODE = b"\\u"  # how an escape of any character begins
@@ -40,8 +39,6 @@ _decode = msgspec.json.Decoder(float_hook=number).decode
 _ORDERS = {"Lt": lt, "Le": le, "Gt": gt, "Ge": ge}
 _INDEX = re.compile(r"(?:0|[1-9][0-9]{0,2})")
 _ESCAPED = re.compile(r'["\\/\x00-\x1f]')  # characters that an escape other than \u can express
-_STRUCTURE = re.compile(rb'[\s"\\/,:{}\[\]]')
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^\s",:{}\[\]]+')
 _LARGE_BYTES = 1024
 _OBJECT, _ARRAY = b"{["
 _OTHER = object()  # stands for a large object or array that is not decoded
@@ -57,9 +54,6 @@ class CompiledFilter:
         self._test = self._compiled(tests)
         needles = _needles(tests)
         self.needles = None if needles is None else tuple(dict.fromkeys(needles.texts))
-        parts = tests.parts if isinstance(tests, Junction) and tests.op == "And" else (tests,)
-        # What the index of tags can find: all of these have to match.
-        self.tags = [match for part in parts if (match := _tag_match(part)) is not None]
         self.cost = self._size
         self.has_meta = "meta" in self._root.members
 
@@ -188,7 +182,10 @@ def _tuples_of(kind: type[Struct]) -> Callable[[bytes | Raw], tuple[Any, ...]]:
 
 
 def _loads(text: bytes | Raw) -> Any:
-    return decode_again(lambda one: json.loads(one, parse_int=number, parse_float=number), bytes(text))
+    try:
+        return decode_again(lambda one: json.loads(one, parse_float=number), bytes(text))
+    except ValueError:  # a whole number of thousands of digits
+        return decode_again(lambda one: json.loads(one, parse_int=number, parse_float=number), bytes(text))
 
 
 def _value(text: bytes | Raw, *, whole: bool) -> Any:
@@ -231,10 +228,12 @@ def _holds(condition: Condition) -> Callable[[Any], bool]:
             return lambda value: (
                 wanted in value
                 if is_text and type(value) is str
-                else type(value) is list and any(equal(one) for one in value)
+                # The first search is fast, and takes 1 for true.
+                else type(value) is list and wanted in value and any(equal(one) for one in value)
             )
         case "Grep":
-            return lambda value: _greps(value, wanted)
+            forms = _written_forms(wanted)
+            return lambda text: any(form in bytes(text) for form in forms)
         case _:  # Exists
             return lambda value: True
 
@@ -263,20 +262,10 @@ def _globs(value: str, pieces: list[str]) -> bool:
     return True
 
 
-def _greps(value: Any, text: str) -> bool:
-    """Return whether a text, a name, a number or a constant in JSON text has `text` in it."""
-    raw, wanted = bytes(value), text.encode(errors="surrogatepass")
-    if BACKSLASH not in raw and _STRUCTURE.search(wanted) is None:
-        return wanted in raw  # within one token
-    if wanted not in raw and BACKSLASH not in raw:
-        return False
-    for token in _TOKEN.findall(raw):
-        if BACKSLASH in token:
-            if text in json.loads(token):
-                return True
-        elif wanted in (token[1:-1] if token[:1] == b'"' else token):
-            return True
-    return False
+def _written_forms(text: str) -> list[bytes]:
+    """Return the forms in which encoders write a text in JSON: as it is, and with escapes of all but ASCII."""
+    forms = (json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1])
+    return list(dict.fromkeys([text.encode(errors="surrogatepass"), *(form.encode() for form in forms)]))
 
 
 # --- needles
@@ -311,7 +300,9 @@ def _needles_of(condition: Condition) -> _Needles | None:
     path, op, value = condition.path, condition.op, condition.value
     if path == ("tag",):
         return None
-    if op in ("Eq", "In", "Contains", "Grep", "Glob"):
+    if op == "Grep":
+        return _Needles(True, _written_forms(value))
+    if op in ("Eq", "In", "Contains", "Glob"):
         choices = value if op == "In" else (max(value.split("*"), key=len),) if op == "Glob" else (value,)
         found = [text for one in choices for text in _of_scalar(one, whole=op in ("Eq", "In"))]
         if len(found) <= MAX_NEEDLES and all(found):
@@ -347,13 +338,3 @@ def _of_text(text: str, *, whole: bool) -> list[bytes]:
     if not special:
         return [plain, UNICODE] if plain else [b""]
     return [plain, BACKSLASH] if set(special) == {"/"} else [BACKSLASH]
-
-
-def _tag_match(tests: Tests) -> TagMatch | None:
-    if not isinstance(tests, Condition) or tests.path != ("tag",):
-        return None
-    if tests.op == "Eq" and isinstance(tests.value, str):
-        return TagMatch("Eq", tests.value)
-    if tests.op == "Glob" and tests.value.endswith("*") and "*" not in tests.value[:-1]:
-        return TagMatch("Glob", tests.value[:-1])
-    return None

@@ -37,7 +37,6 @@ MAX_HOLES = 256  # deleted records of a range, and
 FEW_HOLES = 8  # the share of a segment, up to which they are cut out of one piece
 STRETCH = 256  # seqs examined at a time if some may be skipped
 LENT_BYTES = 64 << 10  # a smaller piece is copied, so that it can be joined with others
-SEARCH_NS = 2_000_000  # a search in records that took so long, as `search` estimates it, ends the answer
 
 
 class Query(Struct, kw_only=True, gc=False):
@@ -323,17 +322,17 @@ def _take_filtered(
             keep &= np.frombuffer(segment.marks, np.uint8)[low:stop] == 0
         if nodes:
             keep[columns.from_nodes(nodes, low, stop) - low] = False
-        if match is not None:
+        if match is not None and not searches:
             hit = np.zeros(stop - low, np.bool_)
-            hit[search.tagged(columns, match, low, stop) - low] = True
+            hit[columns.matching(match, low, stop) - low] = True
             keep &= hit
         kept = np.flatnonzero(keep) + low
         if match is not None and searches:
-            kept, work_ns = search.matching(segment, match, kept)
+            kept, stop, work_ns = search.matching(segment, match, kept, stop)
             reading.searched_ns += work_ns
         budget_bytes = _take_some(segment, kept, stop, query, reading, budget_bytes)
         low = reading.next_from_seq + 1 - segment.first
-        if reading.searched_ns > SEARCH_NS:
+        if reading.searched_ns > search.SEARCH_NS:
             return 0
     return budget_bytes
 

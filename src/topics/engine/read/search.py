@@ -8,7 +8,6 @@ before it holds the loop for long: what a filter examines never depends on the c
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,9 @@ from topics.storage.segments.segment import Damaged, Rendered, Segment
 
 AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
 STRETCH_BYTES = 128 << 10  # searched at once
-DECODE_NS = 1500  # for one record and condition,
+SEARCH_NS = 2_000_000  # work after which a search pauses
+DECODE_NS = 2000  # for one record,
+CONDITION_NS = 500  # for each condition on it,
 DECODE_BYTE_NS = 4  # and for each byte of it
 
 Positions = npt.NDArray[np.intp]
@@ -36,27 +37,26 @@ def stretch(columns: Columns, low: int, high: int) -> int:
     return max(bisect_right(offsets, offsets[low] + STRETCH_BYTES, low, high) - 1, low + 1)
 
 
-def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> Positions:
-    """Return the positions in [low, high) of live records that match. Raise `Cold` and `Damaged` like a read."""
+def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> tuple[Positions, int]:
+    """Return the positions in [low, high) of live records that match, and the position up to which it has looked.
+
+    That is `high` unless a search pauses before. Raise `Cold` and `Damaged` like a read.
+    """
     columns, marks = segment.columns, segment.marks
-    positions = np.arange(low, high) if match is None else tagged(columns, match, low, high)
+    searches = match is not None and match.op == "Where"
+    positions = np.arange(low, high) if match is None or searches else columns.matching(match, low, high)
     if marks is not None:
         positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
-    return positions if match is None else matching(segment, match, positions)[0]
+    return matching(segment, match, positions, high)[:2] if match is not None and searches else (positions, high)
 
 
-def tagged(columns: Columns, match: TagMatch, low: int, high: int) -> Positions:
-    """Return the positions in [low, high) that match as far as the tag says."""
-    if match.op != "Where":
-        return columns.matching(match, low, high)
-    found = [columns.matching(tag, low, high) for tag in compiled(match.text).tags]
-    return reduce(np.intersect1d, found) if found else np.arange(low, high)
+def matching(segment: Segment, match: TagMatch, positions: Positions, stop: int) -> tuple[Positions, int, int]:
+    """Return those of the positions that match a `Where`, where the search paused, and its work in nanoseconds.
 
-
-def matching(segment: Segment, match: TagMatch, positions: Positions) -> tuple[Positions, int]:
-    """Return those of the `tagged` positions that match, and the work in nanoseconds."""
-    if match.op != "Where" or not len(positions):
-        return positions, 0
+    It pauses after `SEARCH_NS`, else at `stop`.
+    """
+    if not len(positions):
+        return positions, stop, 0
     where, columns = compiled(match.text), segment.columns
     low, high = int(positions[0]), int(positions[-1]) + 1
     block = read_around(segment, positions)
@@ -65,10 +65,13 @@ def matching(segment: Segment, match: TagMatch, positions: Positions) -> tuple[P
     kept, work_ns = [], len(block)
     for at in candidates:
         row = block[offsets[at] - base : offsets[at + 1] - base]
-        work_ns += DECODE_NS * where.cost + DECODE_BYTE_NS * len(row)
+        work_ns += DECODE_NS + CONDITION_NS * where.cost + DECODE_BYTE_NS * len(row)
         if _matches(where, columns, at, row):
             kept.append(at)
-    return np.array(kept, np.intp), work_ns
+        if work_ns > SEARCH_NS:
+            stop = at + 1
+            break
+    return np.array(kept, np.intp), stop, work_ns
 
 
 def _matches(where: CompiledFilter, columns: Columns, at: int, row: bytes) -> bool:

@@ -76,7 +76,7 @@ def count_lost(router: Router, upto: int) -> int:
             live += segment.live
         elif segment.live and retention.ready(source, segment):
             # One segment at a time: its columns may be unloaded before the next segment is counted.
-            live += len(eligible(segment, match, low, high))
+            live += len(eligible(segment, match, low, high)[0])
     gone = source.losses.within(start, upto)[0]
     return live + gone
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine.read.search import eligible, read_ahead, read_around
+from topics.engine.read.search import eligible, read_ahead, read_around, stretch
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again
@@ -83,19 +83,23 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
         offsets = segment.columns.offsets
         while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
             high = low + (high - low) // 2
-        positions = eligible(segment, match, low, high)
+        positions, high = eligible(segment, match, low, high)
         return list(_cut(segment, positions)) if len(positions) else [], segment.first + high - 1
     return [], upto
 
 
-def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Preview:
-    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory.
+def look_for(
+    segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None
+) -> tuple[Preview, int]:
+    """Return what a filter finds in [low, high) among records from `from_ts` on, and where it has looked up to.
 
-    A filter on other fields than the tag reads the records.
+    That is `high`, unless the records have to be read. Else no columns stay in memory.
     """
     if match is not None and match.op == "Where":
+        high = stretch(segment.columns, low, high)
         start = low if from_ts is None else bisect_left(segment.columns.ts, from_ts, low, high)
-        return _preview(segment, segment.columns, segment.marks, eligible(segment, match, start, high), start, high)
+        positions, high = eligible(segment, match, start, high)
+        return _preview(segment, segment.columns, segment.marks, positions, start, high), high
 
     def look(columns: Columns, marks: bytearray | None) -> Preview:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
@@ -105,7 +109,7 @@ def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, f
         return _preview(segment, columns, marks, positions, start, high)
 
     key = None if match is None else (match.op, match.text)
-    return segment.look(("eligible", key, low, high, from_ts), look)
+    return segment.look(("eligible", key, low, high, from_ts), look), high
 
 
 def _preview(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topics.engine import retention
-from topics.engine.read import search
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
 from topics.engine.routers.due_edges import DueEdges
@@ -162,12 +161,12 @@ class Routers:
         yield from once_loaded(lambda: retention.expire_loaded(source, self._staging.clock.now_ms()))
         found = Preview()
 
-        reads = match is not None and match.op == "Where"
-
         def look(segment: Segment, low: int, high: int) -> int:
-            high = search.stretch(segment.columns, low, high) if reads else high
-            found.add(look_for(segment, match, low, high, from_ts=from_ts))
-            return high
+            part, upto = look_for(segment, match, low, high, from_ts=from_ts)
+            found.add(part)
+            return upto
+
+        reads = match is not None and match.op == "Where"
 
         start = max(from_seq + 1, source.earliest)
         yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts, reads=reads)
