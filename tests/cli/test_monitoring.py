@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.terminal import Cli, Terminal
+from tests.conftest import ServerProcess
+from tests.contract.api import eventually
 from topics.cli.monitoring import doctor
 
 Api = Callable[..., Any]
@@ -77,6 +79,23 @@ def test_doctor_says_what_damage_means_and_how_to_repair_it() -> None:
     ]
     assert "topics verify" in found[0].fix
     assert [row.level for row in doctor._check_losses({})] == ["ok"]
+
+
+def test_ping_as_a_probe(cli: Cli, tmp_path: Path) -> None:
+    for what in ("read", "write", "any"):
+        done = cli.pipe("ping", "--ready", what)
+        assert (done.status, json.loads(done.out)) == (0, {"ready": True, "reason": None})
+    done = cli.pipe("ping", "--ready", "read", "--url", "http://127.0.0.1:1")
+    assert (done.status, json.loads(done.out)["ready"]) == (1, False)
+    assert "does not answer" in json.loads(done.out)["reason"]
+    certs = Path(__file__).parents[1] / "server" / "http" / "certs"
+    server = ServerProcess(tmp_path, {"tls_cert": certs / "one.pem", "tls_key": certs / "one.key"}, wait_ready=False)
+    try:
+        for scheme in ("https", "http"):  # a probe need not know
+            url = f"{scheme}://127.0.0.1:{server.port}"
+            assert eventually(lambda url=url: cli.pipe("ping", "--ready", "any", "--url", url).status == 0, bool)
+    finally:
+        server.kill()
 
 
 def test_doctor_names_damage_that_no_reader_has_met() -> None:

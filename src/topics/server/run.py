@@ -34,6 +34,7 @@ from topics.server.http.server import Acceptor, HttpServer
 from topics.server.http.tls import Certificate
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
+from topics.server.service_manager import ServiceManager
 from topics.storage.datadir import DataDirError
 from topics.storage.fs import next_step
 
@@ -86,7 +87,8 @@ async def _serve(settings: Settings, build: Build) -> int:
         app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
-    reload = partial(_reload, settings, certificate, app.keys)
+    manager = ServiceManager(loop)
+    reload = partial(_reload, settings, certificate, app.keys, manager)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
     KeyUpkeep(loop, settings, app.keys)
     if settings.key_rules():
@@ -102,7 +104,10 @@ async def _serve(settings: Settings, build: Build) -> int:
     app.port = sockets[0].getsockname()[1]
     app.stop_server = stop.ask
     _announce(settings, sockets)
-    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC)))
+    started = await _serve_until_stopped(
+        app, stop, manager, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC))
+    )
+    manager.stopping()
     for acceptor in acceptors:
         acceptor.close()
     if stop.failure is not None:
@@ -116,7 +121,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     return code
 
 
-async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garbage) -> bool:
+async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, manager: ServiceManager, garbage: Garbage) -> bool:
     """Start the application and wait for the signal to stop. Return False, and log why, if it cannot start."""
     starting = asyncio.ensure_future(app.start())
     stopping = asyncio.ensure_future(stop.asked.wait())
@@ -126,6 +131,7 @@ async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garba
             await starting
             garbage.begin()  # until the process ends: collecting what is frozen would only delay that
             log.info("ready")
+            manager.ready()
             await stopping
     except Exception as error:
         _cannot_start(error)
@@ -267,8 +273,9 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         log.error("loop_error", what=str(context.get("message", "")))
 
 
-def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing) -> None:
+def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing, manager: ServiceManager) -> None:
     """Read the files of certificates and API keys again. A file that cannot be used changes nothing."""
+    manager.reloading()
     if certificate is not None:
         try:
             certificate.reload()
@@ -277,6 +284,7 @@ def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing) 
             log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
     _reload_keys(settings, keys)
     log.info("reloaded", hint="all other settings, and the keys in TOPICS_API_KEYS, change with a restart")
+    manager.ready()
 
 
 def _reload_keys(settings: Settings, keys: KeyRing) -> None:

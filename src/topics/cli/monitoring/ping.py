@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any
+from urllib.parse import urlsplit
 
 from topics.cli.command import Args, Call, Command
 from topics.cli.connect.server import delete, post, put
 from topics.cli.options import option
-from topics.cli.output.failures import Failure
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.units import duration
 from topics.client.call import Request, topic_path
 from topics.client.errors import Unreachable
 from topics.client.streams import Event
 
 WAIT_S = 10.0
+PROBE_S = 4.0
 SHOWN = (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99))
 
 
@@ -52,11 +56,20 @@ def _await(events: Iterator[Event], seq: int) -> None:
             default="disk",
         ),
         option("--topic TOPIC", "a topic to use [a new one, which is removed afterwards]"),
+        option(
+            "--ready WHAT",
+            "only ask whether the server is ready, for a probe: read, write or any. Needs no key, and accepts any "
+            "certificate of an address of this machine",
+            choices=("read", "write", "any"),
+        ),
     ),
     request=_request,
-    examples="  topics ping\n  topics ping --count 100 --every 10ms --durability fsync\n",
+    examples="  topics ping\n  topics ping --ready write    exit status 0 if the server takes writes\n"
+    "  topics ping --count 100 --every 10ms --durability fsync\n",
 )
-def ping(call: Call) -> None:
+def ping(call: Call) -> int:
+    if call.args.ready is not None:
+        return _probe(call)
     topic = call.args.topic or f"ping-{uuid.uuid4().hex[:8]}"
     made = call.args.topic is None
     if made:
@@ -71,6 +84,34 @@ def ping(call: Call) -> None:
         if made:
             call.server.send(delete(topic_path(topic)))
     _report(call, acks, deliveries)
+    return EXIT_DONE
+
+
+def _probe(call: Call) -> int:
+    """Print whether the server is ready, and why not. The scheme may be wrong: a probe has no context."""
+    parts = urlsplit(call.server.target.url)
+    host, port = parts.hostname or "", parts.port
+    is_here = host in ("localhost", "127.0.0.1", "::1")
+    query = "" if call.args.ready == "any" else f"?for={call.args.ready}"
+    answer: dict[str, Any] = {}
+    for scheme in dict.fromkeys((parts.scheme, "https", "http")) if is_here else (parts.scheme,):
+        kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        context = ssl.create_default_context() if scheme == "https" else None
+        if context is not None and is_here:  # it names the service, and nothing secret is sent
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = kind(host, port, timeout=PROBE_S, **({} if context is None else {"context": context}))
+        try:
+            connection.request("GET", f"/v0/ready{query}")
+            answer = json.loads(connection.getresponse().read())
+            break
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            answer = {"error": {"message": f"{call.server.target.url} does not answer: {error}"}}
+        finally:
+            connection.close()
+    ready = answer.get("status") == "ready"
+    why = answer.get("error", {}).get("message", "")
+    call.screen.result({"ready": ready, "reason": why or None}, "ready" if ready else f"not ready: {why}")
+    return EXIT_DONE if ready else EXIT_FAILED
 
 
 def _measure(call: Call, topic: str, events: Iterator[Event]) -> tuple[list[float], list[float]]:
