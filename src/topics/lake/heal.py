@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from topics.lake import ArchivedEpoch, Gap, Lake
-from topics.lake.rewrite import tagged
+from topics.lake.rewrite import matching
 from topics.model.records import TagMatch
 
 Piece: TypeAlias = pa.RecordBatch | Gap
@@ -34,12 +34,12 @@ OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, 
 class RecordFilter(Struct, frozen=True, kw_only=True):
     """The filter of a read request, applied to archived records as the server applies it to live ones."""
 
-    tag: TagMatch | None = None
+    match: TagMatch | None = None
     nodes: tuple[str, ...] = ()  # whose records are left out
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self.tag is not None:
-            batch = batch.filter(tagged(batch, self.tag))
+        if self.match is not None:
+            batch = batch.filter(matching(batch, self.match))
         if self.nodes:
             theirs = pc.is_in(batch.column("node"), value_set=pa.array(self.nodes, pa.string()))
             batch = batch.filter(pc.invert(theirs))

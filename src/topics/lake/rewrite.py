@@ -22,6 +22,7 @@ from topics.lake.errors import Damaged
 from topics.lake.files import NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
+from topics.model.field_tests import compiled
 from topics.model.records import TagMatch
 from topics.plurals import counted
 
@@ -74,6 +75,15 @@ class Erasure(Struct, frozen=True, kw_only=True):
     def _is_between(self, low: str, high: str) -> bool:
         text = self.match.text
         return text <= high and (low <= text or (self.match.op == "Glob" and low.startswith(text)))
+
+
+def matching(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
+    """Return which records a filter keeps, as a server that has them does."""
+    if match.op != "Where":
+        return tagged(batch, match)
+    where, columns = compiled(match.text), (batch.column(name).to_pylist() for name in ("data", "meta", "tag"))
+    rows = zip(*columns, strict=True)
+    return pa.array([where.matches(data.encode(), meta and meta.encode(), tag) for data, meta, tag in rows], pa.bool_())
 
 
 def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:

@@ -12,12 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct, field, structs
 
 from topics.errors import TopicsError
+from topics.model.filters import parse_filter
 from topics.model.names import check_consumer, check_topic
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch, configure
@@ -29,6 +30,8 @@ Edge = Literal["earliest", "latest"]
 EDGES: dict[Any, Edge] = {"earliest": "earliest", "latest": "latest", -2: "earliest", -1: "latest"}
 Offset = int | Edge
 EPOCH_SEQ = {"epoch", "seq"}  # the keys of an offset that names its epoch
+
+T = TypeVar("T")
 
 
 class BadOption(ValueError):
@@ -99,10 +102,18 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     max_bytes_per_second: int | None = None  # from servers; in a task, its share
     nodes: tuple[str, ...] = field(default=(), name="node")
     tag: TagMatch | None = None
+    where: TagMatch | None = None  # a filter on fields
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] | None = None
     typed: bool = False
     push_filters: bool = False
+
+    @property
+    def match(self) -> TagMatch | None:
+        """The conditions on the tag and on fields as one."""
+        if self.tag is None or self.where is None:
+            return self.where or self.tag
+        return parse_filter(["And", [self.tag.wire(), msgspec.json.decode(self.where.text)]])
 
     def wants(self, topic: str) -> bool:
         """Return whether the subscription includes a topic of this name."""
@@ -226,10 +237,10 @@ def some(name: str, text: str) -> tuple[str, ...]:
     return names
 
 
-def valid(check: Callable[[str], str]) -> Callable[[str, str], str]:
+def valid(check: Callable[[str], T]) -> Callable[[str, str], T]:
     """Return a converter that accepts what `check` accepts."""
 
-    def converter(name: str, text: str) -> str:
+    def converter(name: str, text: str) -> T:
         try:
             return check(text)
         except TopicsError as error:
@@ -347,6 +358,7 @@ READ: Converters = {
     "maxBytesPerSecond": at_least(1),
     "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag,
     "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
+    "where": valid(lambda text: parse_filter(["Where", text], field="where")),
     "columns": some, "typed": flag, "pushFilters": flag,
 }  # fmt: skip
 

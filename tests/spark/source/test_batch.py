@@ -63,6 +63,10 @@ def test_sql_reads_a_topic_through_a_view(spark: SparkSession, server: ServerPro
         ({"startingOffsets": '{"orders": 7}', "endingOffsets": '{"orders": 21}'}, {}),
         ({"node": "K\u00f6ln"}, {"node": "K\u00f6ln"}),
         ({"tag": "x:*"}, {"filter": ["tag", "Glob", "x:*"]}),
+        (
+            {"tag": "x:*", "where": "data.0 > 5 or data.1 = null"},
+            {"filter": ["And", [["tag", "Glob", "x:*"], ["Where", "data.0 > 5 or data.1 = null"]]]},
+        ),
     ],
 )
 def test_options_narrow_a_read(

@@ -70,6 +70,13 @@ def test_tag_may_end_with_a_star():
     assert options(tag="x:*").tag == TagMatch("Glob", "x:")
 
 
+def test_where_is_a_filter_and_points_at_its_errors():
+    found = options(tag="x", where="total > 5").match
+    assert found == TagMatch("Where", '["And", [["tag", "Eq", "x"], ["Where", "total > 5"]]]')
+    with pytest.raises(BadOption, match=r"where\[1\]: character 8"):
+        options(where="total >")
+
+
 def test_server_may_have_several_addresses():
     assert options(url="http://a:1, http://b:2/").connection.server == "http://a:1,http://b:2"
     with pytest.raises(BadOption, match="'b:2' is not the URL"):

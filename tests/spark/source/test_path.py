@@ -39,6 +39,7 @@ def test_stopped_directory_is_read_in_parts_and_left_unchanged(
     deleted = range(3 * 700 + 1, 4 * 700 + 1)
     assert tuple(rows[0]) == (6300, 7000 * 7001 // 2 - sum(deleted), 6300, "9", '{"n":9}')
     assert load(spark, path=str(data), subscribe="t", tag="g5").count() == 700
+    assert load(spark, path=str(data), subscribe="t", where="data = 5 and meta.n < 6").count() == 700
     assert load(spark, path=str(data), subscribe="t", node="a").count() == 0
     assert fingerprint(data) == before
 

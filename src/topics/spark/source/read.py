@@ -114,13 +114,13 @@ def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterat
         yield span.stop
     elif excerpt is not None:
         nodes = frozenset(options.nodes) or None
-        query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=nodes, match=options.tag)
+        query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=nodes, match=options.match)
         yield from directory.scan(Fs(), excerpt, query, upto_seq=span.stop - 1)
         yield span.stop
     elif options.lake is None:
         yield from _from_server(span, options)
     elif options.lake_only:
-        wanted = RecordFilter(tag=options.tag, nodes=options.nodes)
+        wanted = RecordFilter(match=options.match, nodes=options.nodes)
         healer = Healer(Lake(options.lake), span.topic, span.epoch, wanted, planned=span.archived)
         yield from healer.lost(span.start, span.stop - 1, UNARCHIVED)
         yield span.stop
@@ -140,7 +140,7 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
         "node": list(options.nodes) or None,
-        "filter": None if options.tag is None else options.tag.wire(),
+        "filter": None if options.match is None else options.match.wire(),
     }
     try:
         with client_for(options.connection) as client:
@@ -177,7 +177,7 @@ def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     nodes = options.nodes  # the server filters records of these nodes out, unless the topic does not want that
     if nodes and (now := state()) is not None and not now.config.dedupe_node:
         nodes = ()
-    wanted = RecordFilter(tag=options.tag, nodes=nodes)
+    wanted = RecordFilter(match=options.match, nodes=nodes)
     healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to, planned=span.archived)
     at = span.start
     if at <= span.only_lake_to:
