@@ -1,4 +1,4 @@
-"""Clients that `openapi-python-client` and `openapi-typescript` generate from the document, against a real server.
+"""Clients that generators for Python, TypeScript and Go make from the document, against a real server.
 
 The generators are installed for the test, from the package indexes that this machine is set up for.
 """
@@ -76,6 +76,50 @@ console.log("done")
 """
 
 
+GO_PROGRAM = """
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"example.org/try/topics"
+)
+
+func expect(seen any, wanted any, err error) {
+	if left, right := fmt.Sprint(seen), fmt.Sprint(wanted); err != nil || left != right {
+		panic(fmt.Sprintf("%s, not %s: %v", left, right, err))
+	}
+}
+
+func main() {
+	background := context.Background()
+	client, err := topics.NewClientWithResponses(os.Args[1])
+	expect(err, nil, err)
+	kind, node, from, tags := topics.ConfigPatchTypeQueue, "shop", 1, true
+	made, err := client.PutTopicWithResponse(background, "mail", topics.ConfigPatch{Type: &kind})
+	expect(made.JSON201.Created, true, err)
+	ann, bob := "ann", "bob"
+	records := []topics.NewRecord{{Data: map[string]string{"to": ann}, Tag: &ann}, {Data: nil, Tag: &bob}}
+	request := topics.WriteRequest{Records: records, Node: &node}
+	written, err := client.AppendWithResponse(background, "mail", nil, request)
+	expect(written.JSON200.LastSeq, 2, err)
+	wanted := topics.DiffRequest{FromSeq: &from, IncludeTags: &tags}
+	page, err := client.DiffWithResponse(background, "mail", wanted)
+	expect(page.JSON200.Records[0].Seq, 2, err)
+	expect(*page.JSON200.Records[0].Tag, "bob", err)
+	claimed, err := client.ClaimWithResponse(background, "mail", topics.ClaimRequest{Node: "worker"})
+	expect(claimed.JSON200.Claimed[0].Data, map[string]any{"to": "ann"}, err)
+	done, err := client.AckWithResponse(background, "mail", topics.AckRequest{Node: "worker", Seqs: []int{1}})
+	expect(done.JSON200.Acked, 1, err)
+	missing, err := client.GetTopicWithResponse(background, "nowhere", nil)
+	expect(missing.JSON404.Error.Code, "topic_not_found", err)
+	fmt.Println("done")
+}
+"""
+
+
 def run(
     command: Sequence[object], *, cwd: Path, timeout_s: int = RUN_S, **env: str
 ) -> subprocess.CompletedProcess[str]:
@@ -134,4 +178,24 @@ def test_typescript_types_generate_without_warnings_and_work(document: tuple[str
     compiled = run([tools / "tsc", *flags, "program.ts"], cwd=tmp_path)
     assert compiled.returncode == 0, compiled.stdout
     ran = run(["node", "program.js", url], cwd=tmp_path)
+    assert ran.stdout == "done\n", ran.stderr
+
+
+def test_go_client_generates_compiles_and_works(document: tuple[str, Path], tmp_path: Path):
+    url, path = document
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is not installed: the generator for it cannot be tried")
+    package = tmp_path / "try" / "topics"
+    package.mkdir(parents=True)
+    (package.parent / "go.mod").write_text("module example.org/try\n\ngo 1.24\n")
+    (package.parent / "main.go").write_text(GO_PROGRAM)
+    generator = "github.com/oapi-codegen/oapi-codegen/v2/cmd/oapi-codegen@v2.8.2"
+    flags = ["-generate", "types,client", "-package", "topics", "-o", package / "topics.go"]
+    installed([go, "run", generator, *flags, path], cwd=tmp_path)
+    assert (package / "topics.go").stat().st_size > 100_000
+    installed([go, "mod", "tidy"], cwd=package.parent)
+    checked = run([go, "vet", "./..."], cwd=package.parent, timeout_s=INSTALL_S)
+    assert checked.returncode == 0, checked.stderr
+    ran = run([go, "run", ".", url], cwd=package.parent, timeout_s=INSTALL_S)
     assert ran.stdout == "done\n", ran.stderr
