@@ -14,6 +14,7 @@ from topics.plurals import counted
 from topics.spark.options import BadOption, with_absolute_paths
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
+from topics.spark.sql import kinds
 
 SAMPLE = 1000
 
@@ -63,17 +64,10 @@ def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **opt
     """Return the schema of `data` in the first `sample` records. Raise `ValueError` if none is a JSON object."""
     frame = spark.read.format("topics").options(**_given(topic, options)).load()
     rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
-    objects = [row.data for row in rows if row.data.startswith("{")]
-    if not objects:
+    kind = kinds.of_texts(row.data for row in rows)
+    if not isinstance(kind, dict) or not kind:
         raise ValueError(f"topic {topic}: no JSON object among {counted(len(rows), 'record')}; pass a schema")
-    return _struct(merged_type(spark, objects))
-
-
-def merged_type(spark: SparkSession, texts: Sequence[str]) -> t.DataType:
-    """Return the type of JSON texts: Spark merges the elements of an array into one type. Works over Connect."""
-    [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(texts)}]"))).collect()
-    found = t.DataType.fromDDL(ddl)
-    return found.elementType if isinstance(found, t.ArrayType) else found
+    return _struct(t.DataType.fromDDL(kinds.ddl(kind)))
 
 
 def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
