@@ -20,6 +20,7 @@ from pathlib import Path
 from archive import TOPICS, fill, server
 
 EXECUTOR_MB = 1024
+MERGED_TOPICS, MERGED_FILES = 8, 4  # topics of a run on a cluster, and small files of each
 PAUSE_S = 2.0  # between two commands
 
 
@@ -64,18 +65,30 @@ def sizes(url: str, directory: Path, counts: list[int]) -> None:
 
 
 def cluster(url: str, directory: Path, count: int, executors: list[int]) -> None:
-    """Run each stage with 2, 4, 8 … executors of one core. The time of one executor is the sum of driver and tasks."""
-    fill(url, ["big"], count)
-    row("executors", "archive", "audit", "maintain", "erase")
+    """Run each stage with 2, 4, 8 … executors of one core, on topics with several small files each.
+
+    With more cores than executors, times of two numbers of executors show the share of the driver: the part that does
+    not become shorter.
+    """
+    topics, made = [f"big-{number}" for number in range(MERGED_TOPICS)], directory / "made"
+    server = ("--url", url)
+    for part in range(MERGED_FILES):
+        fill(url, topics, count // MERGED_FILES, first=part * count // MERGED_FILES)
+        timed("archive", *server, "--prefix", "big-", "--lake", made, "--merge", "0", "--no-spark")
+    row("executors", "archive", "audit", "erase, dry run", "maintain")
     row(*["---"] * 5)
     for number in executors:
-        lake, master = directory / f"cluster-{number}", f"local-cluster[{number},1,{EXECUTOR_MB}]"
-        where = ("--url", url, "--lake", lake, "--master", master)
-        times = [timed("archive", *where, "--topic", "big", "--new-lake", "--merge", "0")[0]]
-        times.append(timed("audit", *where, "--topic", "big")[0])
-        times.append(timed("maintain", "--lake", lake, "--master", master)[0])
-        times.append(timed("erase", *where, "--topic", "big", "--match", "nobody", "--dry-run")[0])
-        row(number, *(f"{one:.1f} s" for one in times))
+        lake, copy = directory / f"cluster-{number}", directory / f"copy-{number}"
+        shutil.copytree(made, copy)
+        spark = ("--master", f"local-cluster[{number},1,{EXECUTOR_MB}]")
+        times = [timed("archive", *server, "--prefix", "big-", "--lake", lake, *spark, "--new-lake", "--merge", "0")[0]]
+        times.append(timed("audit", *server, "--lake", lake, *(f"--topic={topic}" for topic in topics), *spark)[0])
+        times.append(timed("erase", *server, "--lake", lake, "--match", "user-7", "--dry-run", *spark)[0])
+        elapsed_s, report = timed("maintain", "--lake", copy, *spark)
+        figures = report["figures"]
+        assert isinstance(figures, dict)
+        assert figures["merged"] == MERGED_TOPICS * MERGED_FILES, figures
+        row(number, *(f"{one:.1f} s" for one in (*times, elapsed_s)))
 
 
 def main() -> None:
