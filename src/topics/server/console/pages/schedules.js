@@ -52,7 +52,7 @@ function line(row, again) {
     h("td", {}, row.cron ?? `every ${duration(row.every_ms)}`, row.timezone !== "UTC" && span("faint", ` ${row.timezone}`)),
     h("td", { title: last ? date(last) : null }, last ? h("a", { href: `${topicLink(topic)}?at=${row.last_seq}` }, ago(last, session.now())) : "never"),
     h("td", { title: next ? date(next) : null }, next ? `in ${duration(Math.max(Math.ceil((next - session.now()) / 1000), 1) * 1000)}` : "–"),
-    h("td", { class: "data" }, error ? span("bad", error) : row.paused ? badge("paused", "warn") : next ? "on time" : "over", skipped > 0 && span("faint", `, ${count(skipped, "tick")} skipped`)),
+    h("td", {}, error ? span("bad", error) : row.paused ? badge("paused", "warn") : next ? "on time" : "over", skipped > 0 && span("faint", `, ${count(skipped, "tick")} skipped`)),
     h("td", { class: "row-actions" },
       allowed("write", topic, () => button("Run now", act(run, ({ seq }) => `Appended seq ${seq} to ${topic}.`), { kind: "small" })),
       allowed("admin", name, () => button(row.paused ? "Resume" : "Pause", act(pause, ({ paused }) => `${name} is ${paused ? "paused" : "not paused"}.`), { kind: "small" })),
