@@ -4,11 +4,17 @@
 """
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.cli.terminal import Cli
+from tests.conftest import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,3 +108,18 @@ def test_page_that_asks_another_host_is_found(site: ModuleType, tmp_path: Path) 
     }.items():
         (tmp_path / name).write_text(text)
     assert site.external_requests(tmp_path) == ["font.css", "script.html", "style.html"]
+
+
+def test_first_screen_of_the_site_shows_what_its_commands_print(site: ModuleType, tmp_path: Path) -> None:
+    first = site._first_screen(ROOT)
+    assert first.startswith("# topics\n\n`````{container} hero")
+    assert "\n## Start\n" in first
+    [[commands, shown]] = re.findall(r"```sh\n(curl.*?)```\n```text\n(.*?)```", first, re.DOTALL)
+    server = ServerProcess(tmp_path, {})
+    *writes, read = commands.replace("localhost:4000", f"127.0.0.1:{server.port}").rstrip().splitlines()
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TOPICS_URL": server.url}
+    subprocess.run(["bash", "-ec", "\n".join(writes)], env=environment, capture_output=True, check=True, timeout=60)
+    done = Cli(tmp_path / "home", server.url).tty(*read.split()[1:])
+    plain = [re.sub(r"\d\d:\d\d:\d\d\.\d{3}", "TIME", text) for text in (done.out.replace("\r", ""), shown)]
+    assert plain[0].split() == plain[1].split()
+    server.stop()

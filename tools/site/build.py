@@ -31,6 +31,7 @@ TITLES = {"SECURITY.md": "Reporting a vulnerability"}  # of pages whose title an
 FILES = "files"  # where files that are no pages go
 ORPHAN = "---\norphan: true\n---\n\n"  # before a page that the navigation does not list
 START = "Start"
+HERO_ENDS = "Do not use it if"  # the first words of README.md that hero.md does not replace
 # The section of a page that no table of docs/README.md names, by the beginning of its path.
 SECTIONS = {
     "docs/tutorial": START,
@@ -171,7 +172,7 @@ def stage_pages(root: Path, directory: Path) -> Stage:
     pages = find_pages(root)
     stage = Stage(directory, pages, find_sections(root, pages), find_titles(root, pages))
     for name, target in pages.items():
-        text = rewrite((root / name).read_text(), name, stage, root)
+        text = rewrite(_first_screen(root) if name == "README.md" else (root / name).read_text(), name, stage, root)
         below = [other for other in pages if _folder_index(other, pages) == name]
         if name == "README.md":
             text += "".join(_toctree(names, stage, here="", caption=title) for title, names in stage.sections.items())
@@ -180,6 +181,17 @@ def stage_pages(root: Path, directory: Path) -> Stage:
         (directory / target).parent.mkdir(parents=True, exist_ok=True)
         (directory / target).write_text(text)
     return stage
+
+
+def _first_screen(root: Path) -> str:
+    """Return README.md, whose beginning is hero.md on the site: what the product is, and what it looks like."""
+    text, hero = (root / "README.md").read_text(), root / "tools/site/hero.md"
+    if not hero.exists():
+        return text
+    title, _, rest = text.partition("\n")
+    _, limits, rest = rest.partition(HERO_ENDS)
+    assert limits, f"README.md has no line that begins with {HERO_ENDS!r}"
+    return f"{title}\n\n{hero.read_text()}{limits}{rest}"
 
 
 def _toctree(names: list[str], stage: Stage, *, here: str, caption: str = "") -> str:
