@@ -77,6 +77,7 @@ BY_WIRE = {code.wire: code for code in Code}
 class TopicsError(Exception):
     """An expected failure under a stable code. The server reports it, and a client raises it."""
 
+    request_id: str | None = None  # of the refused request, for a search in the log of the server
     has_others = False  # set by a client that has another address: a server there may take the request, now or soon
 
     def __init__(

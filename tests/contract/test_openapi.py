@@ -135,7 +135,6 @@ def test_table_of_fields_describes_no_field_that_does_not_exist(document: Any):
     names = {field for schema in schemas.values() for field in schema["properties"]}
     assert openapi.EVERYWHERE.keys() - names == {
         "op",
-        "request_id",
         "retry_after_ms",
     }  # of pushed messages alone
 

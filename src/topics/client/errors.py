@@ -194,8 +194,10 @@ def from_answer(status: int, retry_after: str | None, body: bytes) -> TopicsErro
 
     `retry_after` is the header of this name.
     """
+    request_id = None
     try:
-        error = json.loads(body)["error"]
+        found = json.loads(body)
+        error, request_id = found["error"], found.get("request_id")
         code, message, detail = str(error["code"]), error.get("message", ""), error.get("detail")
         wait_ms = (detail or {}).get("retry_after_ms")
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -206,7 +208,9 @@ def from_answer(status: int, retry_after: str | None, body: bytes) -> TopicsErro
     if known is None:
         other = OtherCode(code, status, retryable=status in PROXY_STATUSES)
         return TopicsError(other, message, detail=detail, retry_after_ms=wait_ms)
-    return BY_CODE[known](known, message, detail=detail, retry_after_ms=wait_ms)
+    refused = BY_CODE[known](known, message, detail=detail, retry_after_ms=wait_ms)
+    refused.request_id = request_id
+    return refused
 
 
 def refusal(error: TopicsError, path: str, url: str, *, has_key: bool) -> str:

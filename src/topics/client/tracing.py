@@ -30,6 +30,14 @@ def enabled() -> bool:
     return _tracer is not None and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
+def headers() -> dict[str, str]:
+    """Return the trace context of the current span as header fields, so that the server's span belongs to its trace."""
+    carrier: dict[str, str] = {}
+    if enabled():
+        propagate.inject(carrier)
+    return carrier
+
+
 @contextmanager
 def sending(topic: str, records: Sequence[Written]) -> Iterator[Sequence[Written]]:
     """Open a span for an append, and yield the records with the trace context in their `meta`."""

@@ -44,6 +44,7 @@ class ErrorAnswer(Struct):
     """The body of every error answer."""
 
     error: Annotated[ErrorBody, "what went wrong"]
+    request_id: Annotated[str | UnsetType, "that of the request (`X-Request-Id`), or a new one; the log has it"] = UNSET
     performance: Performance | None = None
 
 

@@ -32,6 +32,7 @@ from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
 from topics.server.http.server import Acceptor, HttpServer
 from topics.server.http.tls import Certificate
+from topics.server.http.tracing import traced
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
 from topics.server.service_manager import ServiceManager
@@ -98,6 +99,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     served: App = app
     if settings.cors_origins or settings.key_rules():
         served = CorsApp(app, settings.cors_origins, lambda: app.keys.origins)
+    served = traced(served, os.environ)
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.startup.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     acceptors = [Acceptor(http, sock, certificate) for sock in sockets]

@@ -95,11 +95,12 @@ def _probe(call: Call) -> int:
     query = "" if call.args.ready == "any" else f"?for={call.args.ready}"
     answer: dict[str, Any] = {}
     for scheme in dict.fromkeys((parts.scheme, "https", "http")) if is_here else (parts.scheme,):
-        kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        context = ssl.create_default_context() if scheme == "https" else None
-        if context is not None and is_here:  # it names the service, and nothing secret is sent
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = kind(host, port, timeout=PROBE_S, **({} if context is None else {"context": context}))
+        connection = http.client.HTTPConnection(host, port, timeout=PROBE_S)
+        if scheme == "https":
+            context = ssl.create_default_context()
+            if is_here:  # it names the service, and nothing secret is sent
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = http.client.HTTPSConnection(host, port, timeout=PROBE_S, context=context)
         try:
             connection.request("GET", f"/v0/ready{query}")
             answer = json.loads(connection.getresponse().read())

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from topics.client import errors
+from topics.client import errors, tracing
 from topics.client._async import tools
 from topics.client.call import JSON, Addresses, Backoff, Request
 from topics.client.errors import OutcomeUnknown, TimedOut, TopicsError, Unreachable
@@ -120,7 +120,7 @@ class AsyncTransport:
     async def send(self, request: Request) -> bytes:
         """Send a request once, and return the body of its answer."""
         timeout = self._timeout(self.timeout_s + request.wait_ms / 1000)
-        url, headers = self.addresses.url, request.headers(self.token)
+        url, headers = self.addresses.url, request.headers(self.token) | tracing.headers()
         try:
             response = await self._http.request(
                 request.method, url + request.path, content=request.body, headers=headers, timeout=timeout
@@ -136,7 +136,10 @@ class AsyncTransport:
     async def stream(self, request: Request, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open a long answer, such as an event stream. Reading raises `TimedOut` after a silence of `silence_s`."""
         timeout = self._timeout(silence_s)
-        url, headers = self.addresses.url, {**request.headers(self.token), "accept-encoding": "identity"}
+        url, headers = (
+            self.addresses.url,
+            {**request.headers(self.token), **tracing.headers(), "accept-encoding": "identity"},
+        )
         try:
             async with self._http.stream(
                 request.method, url + request.path, content=request.body, headers=headers, timeout=timeout

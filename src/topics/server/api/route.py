@@ -79,7 +79,9 @@ class Route(Struct, frozen=True, eq=False):
     query_token: bool = False  # accepts its key as `?token=`, because browsers cannot send a header there
 
     def __post_init__(self) -> None:
-        structs.force_setattr(self, "timings", TIMED.setdefault((self.method, self.path), Timings()))
+        structs.force_setattr(
+            self, "timings", TIMED.setdefault((self.method, self.path), Timings(self.method, self.path))
+        )
         if self.body is not None and self.decode is None:
             structs.force_setattr(self, "decode", RequestDecoder[Any](self.body).decode)
 

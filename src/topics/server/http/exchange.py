@@ -15,7 +15,17 @@ import msgspec
 from topics.errors import TopicsError
 from topics.server.http.answers import INLINE_BYTES, MIN_GZIP_BYTES, AnswerHeads, failure, gzip, log, may_compress
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import Answer, App, Deferred, Header, Response, Stream, body_bytes
+from topics.server.http.messages import (
+    REQUEST_ID,
+    Answer,
+    App,
+    Deferred,
+    Header,
+    Response,
+    Stream,
+    body_bytes,
+    with_request_id,
+)
 from topics.server.http.request.gunzip import Gunzip
 from topics.server.http.request.head import HeadCache, RequestHead
 from topics.server.http.request_log import RequestLog
@@ -278,6 +288,8 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         self.take(exchange, answer)
 
     def take(self, exchange: E, answer: Answer) -> None:
+        if REQUEST_ID in exchange.head.request.headers and not isinstance(answer, Deferred):
+            answer = with_request_id(answer, exchange.head.request)
         if not isinstance(answer, Deferred):
             self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):

@@ -4,6 +4,8 @@ The answer is one of four: a `Response`, a response that comes later (`Deferred`
 another protocol on the same connection (`Upgrade`). Everything happens on the thread of one event loop.
 """
 
+import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
@@ -41,11 +43,19 @@ class Memo(msgspec.Struct, eq=False, gc=False):
     found: Any = None
 
 
+REQUEST_ID = b"x-request-id"
+_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+
 class Timings(dict[int, list[int]]):
     """How long the requests of one route took, by status: the sum in ns, then a count for each bit length of the time.
 
     Requests add to the lists directly: an answer may cost 0.1 µs here, and no more.
     """
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__()
+        self.route = method, path
 
     def __missing__(self, status: int) -> list[int]:
         counts = self[status] = [0] * 65
@@ -53,7 +63,9 @@ class Timings(dict[int, list[int]]):
 
 
 TIMED: dict[tuple[str, str], Timings] = {}  # by method and path of the route
-NO_ROUTE = TIMED.setdefault(("", "(none)"), Timings())  # of requests that are refused before their route is known
+NO_ROUTE = TIMED.setdefault(
+    ("", "(none)"), Timings("", "(none)")
+)  # of requests that are refused before their route is known
 
 
 class Request(msgspec.Struct, gc=False):
@@ -216,8 +228,29 @@ class App(Protocol):
         return self.handle(request) if refused is None else refused
 
 
-def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = ()) -> Response:
+def request_id_of(request: Request) -> str:
+    """Return the id that the client gave the request, or a new one."""
+    given = request.headers.get(REQUEST_ID, b"")
+    return given.decode() if _ID.fullmatch(given) else os.urandom(8).hex()
+
+
+def with_request_id(answer: Response | Stream, request: Request) -> Response | Stream:
+    """Return the answer with the id that the client gave the request. An error has it already."""
+    head = answer if isinstance(answer, Response) else answer.head
+    if all(name != REQUEST_ID for name, _ in head.headers):
+        head = head.with_fields((REQUEST_ID, request_id_of(request).encode()))
+    if isinstance(answer, Response):
+        return head
+    answer.head = head
+    return answer
+
+
+def error_response(
+    error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = (), request_id: str = ""
+) -> Response:
     """Return the error answer of the contract. `started_ns` is the start of the request; 0 if there is none."""
+    request_id = request_id or os.urandom(8).hex()
+    headers = (*headers, (REQUEST_ID, request_id.encode()))
     took_ms = (time.perf_counter_ns() - started_ns) / 1e6 if started_ns else 0.0
     # A message may quote bytes of the client that are no Unicode text. The answer must be JSON all the same.
     message = error.message.encode("utf-8", "replace").decode()
@@ -228,5 +261,6 @@ def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[He
         described["detail"] = {"retry_after_ms": error.retry_after_ms} | (error.detail or {})
     elif error.detail is not None:
         described["detail"] = error.detail
-    body = msgspec.json.encode({"error": described, "performance": {"server_total_ms": round(took_ms, 3)}}) + b"\n"
+    performance = {"server_total_ms": round(took_ms, 3)}
+    body = msgspec.json.encode({"error": described, "request_id": request_id, "performance": performance}) + b"\n"
     return Response(error.code.status, body, JSON, headers)

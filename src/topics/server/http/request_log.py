@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote
 
 from topics import logs
 from topics.config import Settings
-from topics.server.http.messages import Request, Response, Stream, body_bytes
+from topics.server.http.messages import REQUEST_ID, Request, Response, Stream, body_bytes
 
 log = logs.Log("http")
 
@@ -65,6 +65,9 @@ class RequestLog:
             "bytes": 0 if request.method == "HEAD" else body_bytes(head.body),
             "ms": round(took_ns / 1e6, 3),
         }
+        request_id = dict(head.headers).get(REQUEST_ID) or request.headers.get(REQUEST_ID)
+        if request_id is not None:
+            fields["request_id"] = request_id.decode("ascii", "replace")
         if request.waited_ns:
             fields["waited_ms"] = round(request.waited_ns / 1e6, 3)
         if self._every:

@@ -9,7 +9,7 @@ import msgspec
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.wire import Performance
-from topics.server.http.messages import Answer, Deferred, Request, Response, error_response
+from topics.server.http.messages import Answer, Deferred, Request, Response, error_response, request_id_of
 
 _encode = msgspec.json.encode
 _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
@@ -47,7 +47,7 @@ def error_answer(error: TopicsError, request: Request) -> Response:
         headers = ((b"allow", ", ".join(error.detail["allow"]).encode()),)
     elif error.code is Code.UNAUTHORIZED:
         headers = ((b"www-authenticate", b"Bearer"),)
-    return error_response(error, started_ns=request.started_ns, headers=headers)
+    return error_response(error, started_ns=request.started_ns, headers=headers, request_id=request_id_of(request))
 
 
 class TicketAnswer(Deferred):

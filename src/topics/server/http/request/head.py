@@ -15,7 +15,7 @@ import msgspec
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import Memo, Request, weighted
+from topics.server.http.messages import REQUEST_ID, Memo, Request, weighted
 
 
 def accepts_gzip(accept_encoding: bytes | None) -> bool:
@@ -202,6 +202,8 @@ class HeadCache:
         if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:
             return
         headers = head.request.headers
+        if REQUEST_ID in headers or b"traceparent" in headers:  # each request has another one
+            return
         if b"authorization" in headers:
             parted = _part_credential(raw)
             if parted is None or parted[1] != headers[b"authorization"]:

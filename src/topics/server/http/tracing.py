@@ -1,0 +1,144 @@
+"""OpenTelemetry spans of requests, if `opentelemetry-sdk` is installed and a collector is configured.
+
+A span belongs to the trace of the client whose request has a `traceparent`, so that one trace goes from the producer
+through the server to the worker. `OTEL_EXPORTER_OTLP_ENDPOINT` names the collector; the SDK reads the other variables
+of OpenTelemetry (sampler, resource, batches). Spans go out as OTLP in JSON, on a thread of the SDK.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topics import __version__, logs
+from topics.server.http.messages import Answer, App, Deferred, Request, Response
+
+log = logs.Log("tracing")
+
+ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+SEND_S = 10.0
+_STATUS_ERROR = 2
+
+
+def traced(app: App, environ: Mapping[str, str]) -> App:
+    """Return the application with a span for each request, or as it is if no collector is configured."""
+    url = environ.get(TRACES_ENDPOINT) or (environ.get(ENDPOINT, "").rstrip("/") + "/v1/traces")
+    if not url.startswith(("http://", "https://")) or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return app
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        log.warning("tracing_is_off", hint="install it with `pip install topics-engine[tracing]`")
+        return app
+    name = environ.get("OTEL_SERVICE_NAME", "topics")
+    resource = Resource.create({"service.name": name, "service.version": __version__})
+    provider = TracerProvider(resource=resource)
+    exporter: Any = _Exporter(url)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    log.info("tracing", collector=url)
+    return TracedApp(app, provider.get_tracer("topics.server", __version__))
+
+
+class TracedApp:
+    """Opens a span when the application gets a request, and ends it with the answer."""
+
+    def __init__(self, app: App, tracer: Any) -> None:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._app = app
+        self._tracer = tracer
+        self._kind = SpanKind.SERVER
+        self._extract = TraceContextTextMapPropagator().extract
+        self.admit, self.abandon = app.admit, app.abandon
+
+    def handle(self, request: Request) -> Answer:
+        return self._traced(request, self._app.handle)
+
+    def answer(self, request: Request) -> Answer:
+        return self._traced(request, self._app.answer)
+
+    def _traced(self, request: Request, serve: Any) -> Answer:
+        names = (b"traceparent", b"tracestate")
+        carrier = {name.decode(): value.decode("latin-1") for name in names if (value := request.headers.get(name))}
+        span = self._tracer.start_span(request.method, context=self._extract(carrier), kind=self._kind)
+        try:
+            answer: Answer = serve(request)
+        except BaseException as error:
+            span.record_exception(error)
+            _end(span, request, 500)
+            raise
+        if isinstance(answer, Deferred):
+            return answer.mapped(lambda response: _ended(span, request, response))
+        _end(span, request, (answer if isinstance(answer, Response) else answer.head).status)
+        return answer
+
+
+def _ended(span: Any, request: Request, response: Response) -> Response:
+    _end(span, request, response.status)
+    return response
+
+
+def _end(span: Any, request: Request, status: int) -> None:
+    route = request.timings.route[1]
+    span.update_name(f"{request.method} {route}")
+    span.set_attributes({
+        "http.request.method": request.method, "http.route": route, "http.response.status_code": status,
+        "url.path": request.path.decode("ascii", "replace"), "network.peer.address": request.peer,
+    })  # fmt: skip
+    if status >= 500:
+        from opentelemetry.trace import StatusCode
+
+        span.set_status(StatusCode.ERROR)
+    span.end()
+
+
+class _Exporter:
+    """Sends finished spans to a collector. The SDK calls it on its thread."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        body = {"resourceSpans": [{
+            "resource": {"attributes": _attributes(spans[0].resource.attributes)},
+            "scopeSpans": [{"scope": {"name": "topics.server"}, "spans": list(map(_span, spans))}],
+        }]}  # fmt: skip
+        request = urllib.request.Request(self._url, json.dumps(body).encode(), {"content-type": "application/json"})
+        try:
+            urllib.request.urlopen(request, timeout=SEND_S).close()
+        except OSError as error:
+            log.warning("spans_not_sent", collector=self._url, spans=len(spans), reason=str(error))
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None: ...
+
+    def force_flush(self, timeout_millis: int = 0) -> bool:
+        return True
+
+
+def _span(span: Any) -> dict[str, Any]:
+    found = {
+        "traceId": f"{span.context.trace_id:032x}", "spanId": f"{span.context.span_id:016x}", "name": span.name,
+        "kind": span.kind.value + 1, "startTimeUnixNano": str(span.start_time), "endTimeUnixNano": str(span.end_time),
+        "attributes": _attributes(span.attributes),
+    }  # fmt: skip
+    if span.parent is not None:
+        found["parentSpanId"] = f"{span.parent.span_id:016x}"
+    if not span.status.is_ok and span.status.status_code.value == _STATUS_ERROR:
+        found["status"] = {"code": _STATUS_ERROR}
+    return found
+
+
+def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"key": key, "value": {"intValue": str(value)} if type(value) is int else {"stringValue": str(value)}}
+        for key, value in values.items()
+    ]
