@@ -144,7 +144,8 @@ def test_queue_shows_keys_limits_progress_and_reasons(open_page: OpenPage, url: 
     expect(held).to_contain_text("40 % page 4 of 10")
     expect(held.get_by_role("progressbar")).to_have_attribute("value", "0.4")
     button = held.locator(".row-actions > *").last.bounding_box()
-    assert button is not None and button["x"] + button["width"] < 1280, "the last button is inside the window"
+    assert button is not None
+    assert button["x"] + button["width"] < 1280, "the last button is inside the window"
     expect(page.get_by_role("columnheader", name="Key")).to_be_visible()
     page.get_by_role("tab", name="Delayed").click()
     expect(page.get_by_role("cell", name="the printer is out of paper")).to_be_visible()

@@ -9,6 +9,7 @@ import pytest
 from tests.queues.harness import QUEUE, Workshop, job, seqs
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
+from topics.engine.queue import pick
 from topics.engine.queue.verbs import Want, divide
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.write.commit import Ticket
@@ -253,6 +254,16 @@ def test_jobs_are_listed_by_state_and_page():
     assert (seqs(page), more) == ([1], 1)
     assert shop.jobs("ready", after=1, limit=1) == ([everything[1]], None)
     assert seqs(shop.jobs("delayed")[0]) == [3]
+
+
+def test_claim_gets_as_many_jobs_as_one_answer_holds_and_at_least_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pick, "MAX_BATCH_BYTES", 1000)
+    shop = Workshop()
+    shop.write(*(f'"{"x" * size}"' for size in (300, 300, 300, 2000, 10, 10)), job(f'"{"y" * 900}"', priority=9))
+    assert [seqs(shop.claim("w", 9)) for _ in range(5)] == [[7], [1, 2], [3], [4], [5, 6]]
+    shop.nack("w", *range(1, 8))
+    assert [row["$seq"] for row in shop.jobs()[0]] == [1, 2]
+    assert shop.counts == (7, 0, 0)
 
 
 def test_what_a_claim_takes_does_not_grow_with_the_backlog():

@@ -12,6 +12,7 @@ skipped and stay in their places, because the log may still refuse the delete.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import nsmallest
@@ -282,33 +283,29 @@ def _need_marks(topic: Topic, seqs: list[int]) -> None:
     needs.check()
 
 
-class TooMuch(Exception):
-    """The records together have more bytes than one answer may have."""
+def rows(topic: Topic, seqs: list[int]) -> list[bytes]:
+    """Return the first of these records, as many as one answer holds, but at least one.
 
-
-def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[bytes]:
-    """Return the records in order, as `record_bytes.with_seq` takes them: `"$tag":"x","$key":"y","$ts":…}`.
-
-    Raises one `Cold` for all of them, or `Damaged`, or `TooMuch`. If `Cold.more` is set, one load cannot fetch all of
-    them: ask for fewer records.
+    They are as `record_bytes.with_seq` takes them: `"$tag":"x","$key":"y","$ts":…}`. Raises one `Cold` for all of them,
+    or `Damaged`. If `Cold.more` is set, one load cannot fetch all of them: ask for fewer records.
     """
     found: list[bytes] = []
-    needs = Needs()
-    used_bytes = 0
+    needs, left = Needs(), MAX_BATCH_BYTES
     for segment, low, high in runs(topic, seqs):
-        if needs.more:
+        if needs.more or left <= 0:
             break
         try:
             columns = segment.columns
         except Cold:
-            needs.add(Cold([segment.need(low, high, max_bytes=max_bytes)]))
+            needs.add(Cold([segment.need(low, high, max_bytes=MAX_BATCH_BYTES)]))
             continue
+        ends = columns.offsets[low : high + 1].tolist()
+        base = ends[0]
+        left -= ends[-1] - base
+        if left < 0:
+            ends = ends[: max(bisect_right(ends, ends[-1] + left), 1 if found else 2)]
+            high = low + len(ends) - 1
         try:
-            ends = columns.offsets[low : high + 1].tolist()
-            base = ends[0]
-            used_bytes += ends[-1] - base
-            if max_bytes is not None and used_bytes > max_bytes and len(seqs) > 1:
-                raise TooMuch
             blob = bytes(segment.read(low, high))
         except Cold as cold:
             needs.add(cold)
@@ -336,32 +333,12 @@ def _tag_fields(columns: Columns, tag_ids: list[int]) -> list[bytes]:
     return [known[tag_id] for tag_id in tag_ids]
 
 
-def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
-    """Return how many of the seqs, in order, fit into `max_bytes`; at least one. Raises `Cold` like `rows`."""
-    used, needs = 0, Needs()
-    for n, seq in enumerate(seqs):
-        segment = topic.segment_of(seq)
-        try:
-            offsets, at = segment.columns.offsets, seq - segment.first
-        except Cold as cold:
-            needs.add(cold)
-            if needs.more:
-                break
-            continue
-        used += offsets[at + 1] - offsets[at]
-        if used > max_bytes and not needs.found:
-            return max(n, 1)
-    needs.check()
-    return len(seqs)
-
-
 def fitting(topic: Topic, seqs: list[int]) -> list[tuple[int, bytes]]:
     """Return the first of these records, as many as one answer holds and one load fetches. Raises `Cold`."""
     # Bound: every round but the last halves the number of seqs.
     while True:
         try:
-            seqs = seqs[: within_bytes(topic, seqs, MAX_BATCH_BYTES)]
-            return list(zip(seqs, rows(topic, seqs), strict=True))
+            return list(zip(seqs, rows(topic, seqs), strict=False))
         except Cold as cold:
             if not cold.more or len(seqs) == 1:
                 raise

@@ -31,7 +31,6 @@ from topics.engine.write.staging import Staging
 from topics.errors import TopicsError
 from topics.model.queue import JobState, Progress, Why, not_a_queue
 from topics.model.record_bytes import SEQ
-from topics.model.records import MAX_BATCH_BYTES
 from topics.model.topic import RetryPolicy
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
@@ -416,23 +415,18 @@ def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
         taken = pick.Pass(topic, want, expiring_before=expiring_before)
         try:
             seqs = sorted([job.seq for job in taken.jobs])
-            rendered = dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
-        except pick.TooMuch:
-            try:
-                want = min(want, pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES) or want)
-            finally:
-                taken.undo()
-        except Cold as cold:
+            rows = pick.rows(topic, seqs)
+        except BaseException as problem:
             taken.undo()
-            if not cold.more or want == 1:
+            if not isinstance(problem, Cold) or not problem.more or want == 1:
                 raise
             want //= 2
-        except BaseException:
-            taken.undo()
-            raise
         else:
-            taken.keep()
-            return taken, rendered
+            if len(rows) == len(seqs):
+                taken.keep()
+                return taken, dict(zip(seqs, rows, strict=True))
+            taken.undo()
+            want = len(rows)
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
