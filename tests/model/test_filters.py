@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
+from typing import Any
+
 import pytest
 from msgspec import Raw
 
 from tests.model.naive_filter import Pairs, loads, matches
+from topics.errors import TopicsError
 from topics.model.field_tests import EXPONENT, CompiledFilter
-from topics.model.filters import parse_filter
+from topics.model.filters import parse_filter, parse_tests
 
 
 def compile_filter(text: str) -> CompiledFilter:
@@ -48,3 +53,52 @@ def test_random_pairs_match_as_in_a_naive_evaluator():
 @pytest.mark.parametrize("seed", range(20))
 def test_many_random_pairs_match_as_in_a_naive_evaluator(seed: int):
     assert compare(100 + seed, records=100, filters=50) > 100
+
+
+def test_text_has_the_meaning_of_the_filter_that_it_stands_for():
+    same = {
+        "a.b = 1 and c != 'it''s' or d < -2.5e3": [
+            "Or", [["And", [["data.a.b", "Eq", 1], ["data.c", "Ne", "it's"]]], ["data.d", "Lt", -2500]],
+        ],
+        'not (tag = "x\\n" or meta.t >= null_)': None,
+        "data exists and not meta exists": ["And", [["data", "Exists"], ["Not", ["meta", "Exists"]]]],
+        "`a.b`.0 in (1, 'x', true, null)": [["data", "a.b", "0"], "In", [1, "x", True, None]],
+        "a NOT IN (1)": ["And", [["data.a", "Exists"], ["Not", ["data.a", "In", [1]]]]],
+        "name glob 'A*' or name contains 'd' or data grep '7'": [
+            "Or", [["data.name", "Glob", "A*"], ["data.name", "Contains", "d"], ["data", "Grep", "7"]],
+        ],
+    }  # fmt: skip
+    for text, wanted in same.items():
+        if wanted is None:
+            with pytest.raises(TopicsError):
+                parse_filter(["Where", text])
+        else:
+            assert parse_tests(["Where", text], field="f") == parse_tests(wanted, field="f"), text
+
+
+@pytest.mark.parametrize("tries", [2000, pytest.param(200_000, marks=pytest.mark.torture)])
+def test_any_mutation_of_a_filter_is_compiled_or_refused(tries: int):
+    rng, pairs = random.Random(9), Pairs(9)
+    words = [*"()=<,1", "and", "or", "not", "a.b", "`x y`", "!=", "in", "exists", "'t'", '"q"', "-2e9"]
+    values = [None, True, 7, "x", [], {}, ["And", []], "data", "Eq", [["data.a"]]]
+    refusals = []
+    for _ in range(tries):
+        if rng.random() < 0.5:
+            value = json.loads(pairs.filter())
+            at = rng.choice([one for one in walked(value) if isinstance(one, list) and one])
+            at[rng.randrange(len(at))] = rng.choice(values)
+        else:
+            value = ["Where", " ".join(rng.choice(words) for _ in range(rng.randrange(12)))]
+        try:
+            match = parse_filter(Raw(json.dumps(value).encode()))
+        except TopicsError as error:
+            refusals.append(error)
+        else:
+            if match is not None and match.op == "Where":
+                CompiledFilter(match.text).matches(b'{"a":{"b":1}}', b"{}", "x")
+    assert {(error.code.status, (error.detail or {})["field"]) for error in refusals} == {(400, "filter")}
+    assert tries // 4 < len(refusals) < tries
+
+
+def walked(value: Any) -> list[Any]:
+    return [value, *(found for one in value for found in walked(one))] if isinstance(value, list) else [value]

@@ -23,7 +23,7 @@ AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
 STRETCH_BYTES = 128 << 10  # searched at once
 SEARCH_NS = 2_000_000  # work after which a search pauses
 DECODE_NS = 2000  # for one record,
-CONDITION_NS = 500  # for each condition on it,
+CONDITION_NS = 200  # for each condition on it,
 DECODE_BYTE_NS = 4  # and for each byte of it
 
 Positions = npt.NDArray[np.intp]
