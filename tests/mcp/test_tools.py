@@ -85,6 +85,9 @@ def test_agent_remembers_works_and_schedules(server: ServerProcess, name: str) -
             await use(client, "append_record", topic=memory, data="other", tag="step")
             page = await use(client, "read_records", topic=memory, tag="fact*")
             assert [record["data"] for record in page["records"]] == [{"fact": "x"}]
+            for where in ({"where": "fact = 'x'"}, {"where": "fact = 'x'", "tag": "fact"}):
+                assert len((await use(client, "read_records", topic=memory, **where))["records"]) == 1
+            assert not (await use(client, "read_records", topic=memory, where="fact = 'y'"))["records"]
             assert page["to_continue"] == "wait_for_records with from_seq=2"
             assert [r["$seq"] for r in (await use(client, "read_records", topic=memory, last=1))["records"]] == [2]
             waiting = asyncio.create_task(use(client, "wait_for_records", topic=memory, from_seq=2, wait_s=30))
@@ -107,6 +110,32 @@ def test_agent_remembers_works_and_schedules(server: ServerProcess, name: str) -
             assert (await use(client, "describe_topic", topic=work))["type"] == "queue"
             [content] = (await client.read_resource(f"topics://{memory}")).contents
             assert json.loads(content.text)["topic"] == memory
+
+    asyncio.run(run())
+
+
+def test_agent_queries_with_sql(start_server: StartServer, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    server = start_server(api_keys="root")
+    with Topics(server.url, token="root") as topics:
+        topics.append_many("orders", [{"data": {"sku": f"s{n % 2}", "qty": n}} for n in range(10)])
+
+    async def run() -> None:
+        async with agent(server, token="root", directory=tmp_path) as client:
+            query = "select data.sku as sku, sum(data.qty) as sold from orders group by 1 order by 1"
+            found = await use(client, "query_sql", query=query)
+            assert [(row["sku"], float(row["sold"])) for row in found["rows"]] == [("s0", 20), ("s1", 25)]
+            assert len((await use(client, "query_sql", query="select * from orders", limit=3))["rows"]) == 3
+            assert "nothing" in await refused(client, "query_sql", query="select nothing from orders")
+            secret = tmp_path / "agent.key"
+            for query in (
+                f"select * from read_text('{secret}')",
+                f"select * from '{secret}'",
+                f"copy (select 1) to '{tmp_path}/made.csv'",
+                "set enable_external_access = true; select 1",
+            ):
+                assert "root" not in (await refused(client, "query_sql", query=query)).replace(str(secret), "")
+            assert not (tmp_path / "made.csv").exists()
 
     asyncio.run(run())
 

@@ -41,8 +41,9 @@ def execute(args: argparse.Namespace) -> int:
 
     topics = AsyncTopics(target.url, token=target.token, retry_for_s=20)
     sql: list[str] = []
-    if is_installed("pyspark") and (target.token is None or target.token_file is not None):
-        sql = [sys.executable, "-m", "topics", "sql", "--json", "--url", target.url]
+    if is_installed("duckdb") and (target.token is None or target.token_file is not None):
+        # Spark takes many seconds to start, and lets a statement read files.
+        sql = [sys.executable, "-m", "topics", "sql", "--duckdb", "--no-files", "--json", "--url", target.url]
         sql += ["--token-file", target.token_file] if target.token_file else []
     build(Tools(lambda: topics, sql=sql), destructive=args.destructive).run("stdio")
     return EXIT_DONE

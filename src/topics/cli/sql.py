@@ -73,6 +73,7 @@ def register(subparsers: Subparsers) -> None:
             option("--duckdb", "answer in this process", dest="engine", action="store_const", const=DUCKDB),
             option("--spark", "answer through Spark [if installed]", dest="engine", action="store_const", const=SPARK),
         ),
+        option("--no-files", "--duckdb: refuse functions that read files of this machine, such as read_csv"),
         option("--watch DURATION", "run one statement again after this time, until Ctrl-C"),
         option("--limit N", "maximum rows per statement", type=_count),
         option("--gaps", "continue at lost records, with a row of kind gap (columns kind, gap_to, reason)"),
@@ -124,6 +125,8 @@ def _engine(args: argparse.Namespace) -> str:
     if not is_installed("pyspark" if args.engine == SPARK else "duckdb"):
         name, extra = ("Spark", "spark") if args.engine == SPARK else ("DuckDB" if asked else "DuckDB or Spark", "sql")
         raise Failure(f"sql needs {name}, which is not installed", next_step=install_command(extra))
+    if args.engine == SPARK and args.no_files:
+        raise Failure("--no-files: Spark has no such limit; add --duckdb", status=EXIT_USAGE)
     if args.engine == DUCKDB and args.master is not None:
         raise Failure("--master: only Spark has a master; remove --duckdb", status=EXIT_USAGE)
     return str(args.engine)
@@ -237,7 +240,7 @@ def _on_spark(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tab
 def _on_duckdb(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tables]:
     from topics.spark.sql.on_duckdb import DuckTables
 
-    with closing(DuckTables(options, gaps=args.gaps)) as tables:
+    with closing(DuckTables(options, gaps=args.gaps, files=not args.no_files)) as tables:
         yield tables
 
 

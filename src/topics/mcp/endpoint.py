@@ -6,7 +6,6 @@ The SDK is imported with the first request, by a thread: that takes a second.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +33,6 @@ def build(settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> 
     return app
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-
-
 class Endpoint:
     app: TopicsApp
 
@@ -51,7 +46,7 @@ class Endpoint:
         task = asyncio.get_running_loop().create_task(self._serve(call.request, deferred))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        deferred.on_cancel = partial(_cancel, task)
+        deferred.on_cancel = task.cancel
         return deferred
 
     async def _serve(self, request: Request, deferred: Deferred) -> None:

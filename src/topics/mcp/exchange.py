@@ -75,11 +75,9 @@ class _InProcess(httpx.AsyncBaseTransport):
 
     def __init__(self, ask: Ask, agent: Request) -> None:
         self._ask, self._agent = ask, agent
-        self._headers = {b"host": b"localhost", b"content-type": b"application/json"}
-        if (key := agent.headers.get(b"authorization")) is not None:
-            self._headers[b"authorization"] = key
-        if (origin := agent.headers.get(b"origin")) is not None:
-            self._headers[b"origin"] = origin  # a key may be for pages of some origins only
+        # A key may be for pages of some origins only.
+        kept = {name: value for name, value in agent.headers.items() if name in (b"authorization", b"origin")}
+        self._headers = kept | {b"host": b"localhost", b"content-type": b"application/json"}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path, _, query = request.url.raw_path.partition(b"?")

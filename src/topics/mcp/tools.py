@@ -16,7 +16,7 @@ import msgspec
 from pydantic import Field
 
 from topics.client import AsyncTopics
-from topics.client.items import Match, ScheduleOptions
+from topics.client.items import Filter, Match, ScheduleOptions
 from topics.model.queue import JobState
 
 MAX_RECORDS = 200  # of one answer
@@ -27,6 +27,13 @@ SQL_S = 120
 NODE = "agent"
 
 Topic = Annotated[str, Field(description="name of the topic")]
+Seq = Annotated[int, Field(ge=0, description="records behind this seq: 0 is the beginning, or next_from_seq of a read")]
+Tag = Annotated[str, Field(description="only records with this tag; order-* for all that begin with order-")]
+Where = Annotated[str, Field(description="only records with such data: customer.id = 7 and total > 100")]
+Wait = Annotated[int, Field(ge=0, le=MAX_WAIT_S, description="how long to wait for one")]
+Data = Annotated[Any, Field(description="any JSON value")]
+Query = Annotated[str, Field(description="one SELECT; a topic is a table: topic, seq, ts, node, tag, meta, data")]
+Lease = Annotated[int, Field(ge=1, le=3600, description="finish or return the jobs within this time")]
 Seqs = Annotated[list[int], Field(description="seqs of the jobs, from claim_jobs")]
 Worker = Annotated[str, Field(description="your name as a worker; use the same one in claim, finish and return")]
 Limit = Annotated[int, Field(ge=1, le=MAX_RECORDS, description="most items of the answer")]
@@ -86,34 +93,22 @@ class Tools:
         return bounded(await self.topics.topic(topic))
 
     async def read_records(
-        self,
-        topic: Topic,
-        from_seq: Annotated[int, Field(ge=0, description="read behind this seq; 0 is the beginning")] = 0,
-        last: Annotated[int, Field(ge=0, le=MAX_RECORDS, description="instead: the last so many seqs")] = 0,
-        tag: Annotated[
-            str, Field(description="only records with this tag; order-* for all that begin with order-")
-        ] = "",
-        limit: Limit = 50,
+        self, topic: Topic, from_seq: Seq = 0, last: int = 0, tag: Tag = "", where: Where = "", limit: Limit = 50
     ) -> str:
-        """Read records of a topic in order. A tombstone in the answer says which records were lost, and why."""
+        """Read records in order, or those of the `last` so many seqs. A tombstone says which were lost, and why."""
         if last:
             from_seq = max(0, (await self.topics.topic(topic)).head_seq - last)
-        return await self._read(topic, from_seq, tag, limit, 0)
+        return await self._read(topic, from_seq, _filter(tag, where), limit, 0)
 
     async def wait_for_records(
-        self,
-        topic: Topic,
-        from_seq: Annotated[int, Field(ge=0, description="wait for a record behind this seq: next_from_seq of a read")],
-        tag: Annotated[str, Field(description="only records with this tag, or order-*")] = "",
-        wait_s: Annotated[int, Field(ge=1, le=MAX_WAIT_S)] = 30,
+        self, topic: Topic, from_seq: Seq, tag: Tag = "", where: Where = "", wait_s: Wait = 30
     ) -> str:
         """Wait until a topic has a record behind a seq, and read it. If there is none, ask again."""
-        return await self._read(topic, from_seq, tag, 50, wait_s * 1000)
+        return await self._read(topic, from_seq, _filter(tag, where), 50, wait_s * 1000)
 
-    async def _read(self, topic: str, from_seq: int, tag: str, limit: int, wait_ms: int) -> str:
+    async def _read(self, topic: str, from_seq: int, wanted: Filter | None, limit: int, wait_ms: int) -> str:
         page = await self.topics.diff(
-            topic, from_seq=from_seq, limit=limit, wait_ms=wait_ms, max_batch_bytes=MAX_ANSWER_BYTES,
-            filter=_match(tag),
+            topic, from_seq=from_seq, limit=limit, wait_ms=wait_ms, max_batch_bytes=MAX_ANSWER_BYTES, filter=wanted
         )  # fmt: skip
         answer = _plain(page)
         records = answer["records"]
@@ -125,14 +120,8 @@ class Tools:
         answer["to_continue"] = f"{more} with from_seq={answer['next_from_seq']}"
         return bounded(answer)
 
-    async def query_sql(
-        self,
-        query: Annotated[
-            str, Field(description="one SELECT; a topic is a table: topic, seq, ts, node, tag, meta, data")
-        ],
-        limit: Limit = 50,
-    ) -> str:
-        """Query topics with SQL (Spark), such as: select data.sku, count(*) from orders group by 1."""
+    async def query_sql(self, query: Query, limit: Limit = 50) -> str:
+        """Query topics with SQL, such as: select data.sku, count(*) from orders group by 1."""
         process = await asyncio.create_subprocess_exec(
             *self._sql, "--limit", str(limit), "--", query,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -151,20 +140,12 @@ class Tools:
     # --- write
 
     async def append_record(
-        self,
-        topic: Topic,
-        data: Annotated[Any, Field(description="any JSON value")],
-        tag: Annotated[str, Field(description="a text to filter by")] = "",
-        key: Annotated[str, Field(description="idempotency key: the same key is stored once")] = "",
-        create: Annotated[bool, Field(description="create the topic if it does not exist")] = False,
+        self, topic: Topic, data: Data, tag: str = "", idempotency_key: str = "", create: bool = False
     ) -> str:
-        """Append a record to a topic: something to remember, an event, or a job if the topic is a queue."""
+        """Append a record: something to remember, an event, or a job of a queue. `create` makes a missing topic."""
         options: dict[str, Any] = {"tag": tag} if tag else {}
-        return bounded(
-            await self.topics.append(
-                topic, data, key=key or None, create=None if create else False, node=NODE, **options
-            )
-        )
+        key, may_create = idempotency_key or None, None if create else False
+        return bounded(await self.topics.append(topic, data, key=key, create=may_create, node=NODE, **options))
 
     async def list_jobs(self, topic: Topic, state: JobState | None = None, limit: Limit = 50, after: int = 0) -> str:
         """List the jobs of a queue, with their state, deliveries and the reasons of failures. `after` is a seq."""
@@ -172,12 +153,7 @@ class Tools:
         return await _page(jobs, limit, "", "$seq", "list_jobs")
 
     async def claim_jobs(
-        self,
-        topic: Topic,
-        worker: Worker,
-        max_jobs: Annotated[int, Field(ge=1, le=20)] = 1,
-        lease_s: Annotated[int, Field(ge=1, le=3600, description="finish or return the jobs within this time")] = 300,
-        wait_s: Annotated[int, Field(ge=0, le=MAX_WAIT_S)] = 0,
+        self, topic: Topic, worker: Worker, max_jobs: Limit = 1, lease_s: Lease = 300, wait_s: Wait = 0
     ) -> str:
         """Claim jobs of a queue. Finish or return each; otherwise it goes to another worker when its lease ends."""
         jobs = await self.topics.claim(topic, node=worker, max=max_jobs, lease_ms=lease_s * 1000, wait_ms=wait_s * 1000)
@@ -192,15 +168,8 @@ class Tools:
         """Finish claimed jobs: they are done and leave the queue."""
         return bounded(await self.topics.ack(topic, seqs, node=worker))
 
-    async def return_jobs(
-        self,
-        topic: Topic,
-        seqs: Seqs,
-        worker: Worker,
-        reason: Annotated[str, Field(description="why the work failed; it stays with the job")] = "",
-        delay_s: Annotated[int, Field(ge=0, description="not before this time has passed")] = 0,
-    ) -> str:
-        """Return claimed jobs to their queue, to be delivered again."""
+    async def return_jobs(self, topic: Topic, seqs: Seqs, worker: Worker, reason: str = "", delay_s: int = 0) -> str:
+        """Return claimed jobs to their queue, to be delivered again. The job keeps the reason of its failure."""
         return bounded(await self.topics.nack(topic, seqs, node=worker, delay_ms=delay_s * 1000, reason=reason or None))
 
     async def redrive_jobs(self, topic: Topic, seqs: Seqs, dry_run: bool = False) -> str:
@@ -208,15 +177,9 @@ class Tools:
         return bounded(await self.topics.redrive(topic, seqs=seqs, dry_run=dry_run))
 
     async def schedule_record(
-        self,
-        name: Annotated[str, Field(description="name of the schedule; the same name replaces it")],
-        topic: Topic,
-        data: Annotated[Any, Field(description="data of the record that is appended each time")],
-        cron: Annotated[str, Field(description="when, such as 30 2 * * *")] = "",
-        every_s: Annotated[int, Field(ge=0, description="instead: each time this many seconds have passed")] = 0,
-        timezone: str = "",
+        self, name: str, topic: Topic, data: Data, cron: str = "", every_s: int = 0, timezone: str = ""
     ) -> str:
-        """Append a record to a topic at certain times: by `cron`, or each `every_s`."""
+        """Append a record at certain times: by `cron`, such as 30 2 * * *, or each `every_s`. A name is replaced."""
         timing: ScheduleOptions = {"cron": cron} if cron else {"every_ms": every_s * 1000}
         if timezone:
             timing["timezone"] = timezone
@@ -240,6 +203,11 @@ class Tools:
 
 def _match(tag: str) -> Match | None:
     return ("tag", "Glob" if tag.endswith("*") else "Eq", tag) if tag else None
+
+
+def _filter(tag: str, where: str) -> Filter | None:
+    parts = [part for part in (_match(tag), ("Where", where) if where else None) if part]
+    return ("And", parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 async def _page(rows: AsyncIterator[Any], limit: int, after: str, name: str, tool: str) -> str:

@@ -107,7 +107,7 @@ class Deferred(msgspec.Struct, eq=False):
 
     keeps_request: ClassVar[bool] = True  # whether the request body is needed until the answer is there
 
-    on_cancel: Callable[[], None] | None = None
+    on_cancel: Callable[[], object] | None = None
     _callback: Callable[[Response], None] | None = None
     _response: Response | None = None
     cancelled: bool = False

@@ -44,9 +44,10 @@ class DuckTables(Tables):
 
     engine, dialect = "DuckDB", DUCKDB
 
-    def __init__(self, options: Mapping[str, str], *, gaps: bool = False) -> None:
+    def __init__(self, options: Mapping[str, str], *, gaps: bool = False, files: bool = True) -> None:
+        """Without `files`, a statement reads topics and lakes, and no other file of this machine."""
         super().__init__(options, gaps=gaps)
-        self._database = duckdb.connect()
+        self._database = duckdb.connect(config={"enable_external_access": "true" if files else "false"})
         self._views: dict[str, _Topic | pa.Table] = {}
         for statement in SETUP:
             self._database.execute(statement)
