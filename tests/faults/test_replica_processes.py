@@ -167,6 +167,15 @@ def test_second_server_fences_the_first(running: list[ServerProcess], tmp_path: 
     assert "start with an empty directory to follow it" in done.stderr
 
 
+def test_idle_server_finds_out_that_another_one_has_taken_over(running: list[ServerProcess], tmp_path: Path):
+    first = begin(running, tmp_path, takeover_after_ms=400)
+    begin(running, tmp_path, "b")
+    deadline = time.monotonic() + 20
+    while (answer := call(first, "GET", "ready"))[0] == 200 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert answer[1]["error"]["code"] == "fenced"
+
+
 def test_orderly_stop_and_a_start_elsewhere_lose_nothing(running: list[ServerProcess], tmp_path: Path):
     server = begin(running, tmp_path, replica_interval_ms=60_000)
     for number in range(20):

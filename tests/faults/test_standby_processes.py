@@ -166,11 +166,15 @@ def test_promoted_standby_goes_on_without_a_gap(running: list[ServerProcess], tm
     assert append(standby, "plain", "next") == 31
     assert call(standby, "POST", "topics/jobs/claim", {"node": "w"})[1]["claimed"][0]["data"] == "a"
     assert json.loads(topics("replica", "status", url, "--json").stdout)["term"] == 2
+    again = begin(running, tmp_path, "a", standby=True, no_takeover=True)
+    wait_for(lambda: head(again, "plain") == 31)
 
 
 def test_promote_without_a_writer(running: list[ServerProcess], tmp_path: Path):
     writer, url = begin(running, tmp_path, "a"), f"file://{tmp_path}/replica"
     append(writer, "plain", 1)
+    gone = objects.Announced(name="gone", address="http://c", takes_over=True, object=1, lag_ms=0, at_ms=1)
+    open_bucket(url).put("standbys/gone", [msgspec.json.encode(gone)])
     assert "no such server follows" in topics("replica", "promote", url).stderr
     settings = {"api_keys": "root", "takeover_after_ms": 60_000, "advertised_url": "http://b:4000"}
     standby = begin(running, tmp_path, "b", standby=True, no_takeover=True, **settings)

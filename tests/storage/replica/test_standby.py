@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from tests.simulated.bucket import SimBucket
 from tests.simulated.clock import SimClock
+from tests.simulated.disk import FOREVER
 from tests.simulated.draining import drain
 from tests.simulated.harness import ROOT, SimServer
 from tests.simulated.replica import ReplicaServer
@@ -195,6 +198,22 @@ def test_idle_writer_shows_that_it_lives_and_is_not_succeeded():
     assert writer.state == "fenced", "its next sign of life has found the new term"
 
 
+@pytest.mark.parametrize("noticed", [True, False])
+def test_new_standby_waits_longer_until_the_writer_has_noticed_it(noticed: bool):
+    bucket = SimBucket()
+    writer = ReplicaServer.begin(bucket)
+    standby = SimStandby.begin(bucket, clock=writer.clock, takeover_after_ms=15_000)
+    if noticed:
+        writer.replication.note_standbys([announced(1)])
+    writer.append("plain", "1")
+    writer.pass_ms(2_000)
+    standby.follow()
+    standby.pass_ms(17_000)
+    assert (standby.opened is not None) is noticed
+    standby.pass_ms(15_000)
+    assert standby.opened is not None
+
+
 def test_topic_that_leaves_ephemeral_is_loaded_with_the_next_checkpoint():
     bucket = SimBucket()
     writer = ReplicaServer.begin(bucket)
@@ -244,3 +263,24 @@ def test_directory_of_a_standby_is_refused_as_that_of_a_writer():
     with pytest.raises(start.NotOurs, match="an earlier writer"):
         SimStandby.begin(bucket, writer.disk.crash("keep"))
     assert start.load(bucket, after.disk.crash("keep"), ROOT) is None, "the last writer goes on"
+
+
+def test_full_disk_of_a_standby_ends_nothing_and_it_goes_on_once_there_is_room():
+    bucket = SimBucket()
+    writer = ReplicaServer.begin(bucket)
+    writer.append("plain", "1")
+    writer.upload()
+    standby = SimStandby.begin(bucket, clock=writer.clock, takeover_after_ms=2_000)
+    standby.disk.fail(at=len(standby.disk.calls), op="pwrite", error=errno.ENOSPC, times=FOREVER)
+    for number in range(20):
+        writer.append("plain", str(number))
+        writer.upload()
+        standby.pass_ms(2_000)
+    assert standby.data("plain") == ["1"]
+    assert "space" in standby.standby.following.last_failure
+    assert standby.opened is None, "it has not what the writer acknowledged"
+    standby.disk.heal()
+    standby.pass_ms(6_000)
+    assert standby.data("plain") == writer.data("plain")
+    standby.pass_ms(6_000)
+    assert standby.successor().data("plain") == writer.data("plain")

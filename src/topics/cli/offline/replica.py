@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 PROMOTE_POLL_S = 0.2
+STALE_MS = 60_000  # a server that was not seen for longer is promoted only by its name
 ANSWER_LIMIT_S = 2.0  # of the writer, for `status`
 
 COLUMNS: dict[str, Callable[[Any], Cell]] = {
@@ -159,7 +160,8 @@ def _promote(args: argparse.Namespace) -> int:
 
     history = open_history(args.url, whole=False)
     end, bucket = history.end(), history.bucket
-    found = [one for one in upkeep.standbys(bucket) if args.to in (None, one.name)]
+    recent_ms = time.time_ns() // 1_000_000 - STALE_MS
+    found = [one for one in upkeep.standbys(bucket) if args.to == one.name or (not args.to and one.at_ms > recent_ms)]
     found = [one for one in found if one.takes_over] or found
     if len(found) != 1:
         names, next_step = ", ".join(one.name for one in found), "name one with --to"
@@ -204,7 +206,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from topics.storage.replica import upkeep
 
-    done = upkeep.prune(open_history(args.url, whole=False), before_ms=time.time_ns() // 1_000_000 - args.keep)
+    done = upkeep.prune(open_history(args.url, whole=False), keep_ms=args.keep, now_ms=time.time_ns() // 1_000_000)
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
     oldest = f"; the oldest moment is {shown_time(done.oldest_ms)}" if done.oldest_ms else ""
     print(pretty_json(done) if args.json else removed + oldest)

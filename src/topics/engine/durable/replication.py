@@ -87,6 +87,7 @@ class Replication(Replica):
         before, self.successors = self.successors, sum(one.takes_over for one in self.followers)
         if self.successors and not before:
             self._followed_since_ms = now_ms
+        self.sequence.followed = self.successors > 0
         self.sequence.alive_ms = min(ALIVE_MS, self._takeover_after_ms // 3) if self.followers else 0
         self.uploader.pump()
 

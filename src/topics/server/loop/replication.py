@@ -13,7 +13,7 @@ from topics.server.loop.storage import ThreadWorker, on_thread
 from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
-from topics.storage.replica.objects import PROMOTE, Announced, Promote, read_promote
+from topics.storage.replica.objects import PROMOTE, Announced, Promote, log_name, read_promote
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
 
@@ -46,6 +46,7 @@ class ReplicaService:
         self._timer: asyncio.TimerHandle | None = None
         self._looked_ms = 0
         self.on_promote: Callable[[], None] = lambda: None  # called if a standby shall take over: this server must end
+        self._hands_over = False  # to a standby, which an operator has chosen
         self._moved = asyncio.Event()
         self._pruned_ms = 0
         self.replication: Replication | None = None
@@ -70,7 +71,7 @@ class ReplicaService:
 
         A new replica need not have one before the server is ready: no other server can continue it.
         """
-        settings, opened = self._settings, self._opened
+        settings, opened, self._dir = self._settings, self._opened, datadir
         sequence = opened.sequence
         sequence.left = storage.wal.left
         uploader = Uploader(
@@ -108,6 +109,8 @@ class ReplicaService:
             waited = await self._wait(lambda: replication.sequence.state in (State.ENDED, State.FENCED))
             if not waited:
                 log.warning("end_not_uploaded", hint="a start elsewhere reports the last seqs of topics as lost")
+            elif self._hands_over:  # a restart follows: it must not be quicker than the standby
+                await asyncio.to_thread(start.claim, self._dir, replication.sequence, follows=True)
         if self._timer is not None:
             self._timer.cancel()
         for worker in (self._worker, self._file_worker, self._look_worker):
@@ -159,19 +162,28 @@ class ReplicaService:
         self._timer = self._loop.call_later(min(1000, after_ms // 4) / 1000, self._tick)
 
     def _look(self) -> None:
-        replication, found, promote = self.replication, list[Announced](), list[Promote | None]()
+        replication, found, promote, is_taken = self.replication, list[Announced](), list[Promote | None](), False
         assert replication is not None
+        sequence, number = replication.sequence, replication.sequence.last_number + 1
 
         def work() -> None:
+            nonlocal is_taken
             found.extend(upkeep.standbys(self._bucket))
             promote.append(read_promote(self._bucket.get(PROMOTE)) if found else None)
+            is_taken = self._bucket.get(log_name(number)) is not None
 
         def done(error: Exception | None) -> None:
             if error is not None:
                 return  # what is known stays: a standby may still be there
+            # An idle server would find out with its next write only that another one has taken over.
+            sequence.is_doubtful = is_taken and number == sequence.last_number + 1 and not sequence.has_sent
             replication.note_standbys(found)
-            if promote[0] is not None and promote[0].term == replication.sequence.term and not promote[0].now:
-                log.info("promoting", standby=promote[0].standby)
+            [wanted], names = promote, [one.name for one in replication.followers]
+            if wanted is None or wanted.now or wanted.term != sequence.term:
+                return
+            if wanted.standby in names:  # else it is gone, and nothing would come after this server
+                log.info("promoting", standby=wanted.standby)
+                self._hands_over = True
                 self.on_promote()
 
         self._look_worker.submit(work, done)
@@ -184,7 +196,7 @@ class ReplicaService:
 
         def work() -> None:
             if (history := History.open(self._bucket)) is not None:
-                upkeep.prune(history, before_ms=now_ms - self._settings.replica_keep_ms)
+                upkeep.prune(history, keep_ms=self._settings.replica_keep_ms, now_ms=now_ms)
 
         def done(error: Exception | None) -> None:
             if error is not None:

@@ -43,7 +43,7 @@ class Following:
         self.last_failure = ""
         self._newest_term = last.term
         self._after_ms = takeover_after_ms
-        # A writer that is idle notices a new standby after a while: see `Replication.look`.
+        # A writer that is idle notices a new standby after a while: see `Replication.note_standbys`.
         self._armed_ms = now_ms + 2 * takeover_after_ms
         self._quiet_since_ms: int | None = None  # since when the bucket has answered, and had no new object
         self._at_end_ms = now_ms  # when there was no further object
@@ -55,6 +55,8 @@ class Following:
         if head.term < self._newest_term:
             return Step.PASS
         self._newest_term, self.writer = head.term, head
+        if head.followed:
+            self._armed_ms = 0
         if head.kind == "checkpoint":
             return self._checkpoint(head, found.checkpoint)
         if head.term != self.term:

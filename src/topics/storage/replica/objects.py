@@ -74,6 +74,7 @@ class Head(Struct, kw_only=True, frozen=True, omit_defaults=True):
     base: int = 0  # number of the last checkpoint before this object; 0 if there is none
     upto: Position = (0, 0)  # where the log in the bucket ends
     as_of_ms: int = 0  # everything that happened before is in the log up to there
+    followed: bool = False  # whether the writer knows of a server that would take over
     pieces: tuple[Piece, ...] = ()
     reason: str = ""  # of a term: `start`, `gap` or `takeover`
     version: str = ""  # of a term: that of topics

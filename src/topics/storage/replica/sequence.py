@@ -127,6 +127,8 @@ class Sequence:
         self.as_of_ms: Callable[[], int] = lambda: 0  # the time that a sync which ends now covers, by the wall clock
         self.is_quiet: Callable[[], bool] = lambda: False  # whether all of the log is synced
         self.alive_ms = 0  # how often an object shows that the writer lives; 0 if nothing follows it
+        self.followed = False  # whether one of these would take over
+        self.is_doubtful = False  # whether another server may have written the next object
         self.confirmed_ms = 0  # when the last object was sent that the bucket has confirmed
         self._behind_since_ms = 0  # about when the oldest bytes that are not uploaded were synced
         self._due_ms = 0  # when bytes that nobody waits for are uploaded
@@ -205,7 +207,8 @@ class Sequence:
         elif self._plans and self._plans[0].refs is not None and self._plans[0].after <= self.uploaded:
             upload = self._upload("checkpoint", wall_ms)
             upload.plan = self._plans[0]
-        elif self.alive_ms and now_ms - self.confirmed_ms >= self.alive_ms:
+        elif self.is_doubtful or (self.alive_ms and now_ms - self.confirmed_ms >= self.alive_ms):
+            self.is_doubtful = False
             repeated = self._installed if self.last_number - self.base >= REPEATED_AFTER else None
             as_of_ms = self.as_of_ms() if self.is_quiet() and not self._marks else 0
             upload = self._upload("checkpoint" if repeated else "alive", wall_ms, as_of_ms=as_of_ms)
@@ -263,8 +266,8 @@ class Sequence:
             Head(
                 replica=writer.replica, number=self.last_number + 1, term=term, kind=kind,
                 at_ms=max(wall_ms, self._last_wall_ms), instance=writer.instance, host=writer.host,
-                address=writer.address, base=self.base, upto=upto, as_of_ms=as_of_ms, pieces=pieces,
-                reason=reason, version=version, stored=FORMAT_VERSION,
+                address=writer.address, base=self.base, upto=upto, as_of_ms=as_of_ms, followed=self.followed,
+                pieces=pieces, reason=reason, version=version, stored=FORMAT_VERSION,
             ),
             upto=upto,
         )  # fmt: skip

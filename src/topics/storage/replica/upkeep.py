@@ -59,14 +59,16 @@ class Verified(Struct, kw_only=True):
         return not self.problems
 
 
-def prune(history: History, *, before_ms: int) -> Pruned:
-    """Remove what no restore to a moment after `before_ms` needs. The state at the end of the sequence always stays.
+def prune(history: History, *, keep_ms: int, now_ms: int) -> Pruned:
+    """Remove what no restore to a moment of the last `keep_ms` needs. The state at the end always stays.
 
+    The time is that of the bucket, if the clock of this machine is ahead: a clock that jumped must not empty a replica.
     A file that a later checkpoint names is in the first checkpoint that stays, or was uploaded after that one: an
     upload reuses only the files of the checkpoint before it.
     """
+    now_ms = min(now_ms, max((one.at_ms + SLACK_MS for one in history.log.values()), default=0))
     try:
-        state = history.state(history.at_time(before_ms))
+        state = history.state(history.at_time(now_ms - keep_ms))
     except Damaged:
         return Pruned()  # everything is newer
     first = min(state.number, state.checkpoint.since)
