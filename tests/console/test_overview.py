@@ -19,13 +19,17 @@ pytestmark = needs_browser
 
 def test_overview_plots_the_last_hour_and_counts_losses(open_page: OpenPage, shop: Shop, url: str) -> None:
     page = open_page(url)
-    lost = page.locator(".stat").filter(has_text="Lost, last hour")
+    lost = page.locator(".stat").filter(has_text="Lost")
     expect(lost).to_contain_text("600 cap", timeout=15_000)
     expect(page.get_by_role("img", name="Records appended: appended now")).to_be_visible()
     expect(page.locator(".plot .stroke").first).to_be_attached()
     expect(page.locator(".stat").filter(has_text="Pressure")).to_contain_text("calm")
     page.locator(".plot-frame").first.hover()
     expect(page.locator(".plot .tip").first).to_contain_text("appended")
+    page.get_by_role("button", name="Day").click()
+    expect(page.get_by_role("button", name="Day")).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("button", name="Hour").click()
+    expect(lost).to_contain_text("600 cap")
 
 
 def test_new_server_shows_the_command_that_writes_a_record(start_server: StartServer, open_page: OpenPage) -> None:

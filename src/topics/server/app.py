@@ -206,6 +206,8 @@ class TopicsApp:
         )  # fmt: skip
         if storage is not None:
             storage.begin(engine, slices)
+            if settings.console:
+                storage.keep_samples(self.services.samples)
         if storage is not None and replica is not None:
             replica.attach(engine)
             storage.before_checkpoint, storage.after_checkpoint = replica.drain, replica.close
@@ -259,6 +261,8 @@ class TopicsApp:
         services.engine.flush()
         try:
             if services.storage is not None:
+                if (save := services.samples.save) is not None:
+                    save(services.samples.saved())
                 await services.storage.close()
             if services.standby is not None:
                 await services.standby.close()
@@ -299,7 +303,7 @@ def columns(
         Column("wal_bytes", lambda: wal.bytes_written_total, counter=True),
         Column("syncs", lambda: wal.fsyncs_total, counter=True),
         Column("sync_us", lambda: wal.fsync_sum_us, counter=True),
-        Column("sync_p99_us", _SyncP99(wal)),
+        Column("sync_p99_us", _SyncP99(wal), peak=True),
         Column("records", lambda: totals.records),
         Column("bytes", lambda: totals.bytes),
         Column("to_free", lambda: 0 if storage is None else storage.store.rewriter.waiting_bytes),
@@ -308,8 +312,8 @@ def columns(
         Column("streams", lambda: quotas.streams),
         Column("resident_bytes", resident_bytes),
         Column("charged_bytes", lambda: budget.charged_bytes),
-        Column("lag_ms", lambda: throttle.pressure.lag_ms),
-        Column("pressure", lambda: throttle.pressure.step),
+        Column("lag_ms", lambda: throttle.pressure.lag_ms, peak=True),
+        Column("pressure", lambda: throttle.pressure.step, peak=True),
     ]
 
 

@@ -3,6 +3,7 @@
     LOCK                               held while a process has the directory open; names its owner
     FORMAT                             "topics-data N": the number of the format of this layout and of the files in it
     VERSION                            the version of topics that last wrote to the directory
+    SAMPLES                            the last day for the console, see `server/loop/samples`; may be missing
     REPLICA                            JSON: the replica that a server with this directory writes, see `replica/start`
     wal/<number>.wal                   the log
     wal/SYNC_FAILED                    empty; a sync of the log has failed, so the log may lack what was not synced
@@ -58,6 +59,7 @@ class DataLayout:
         self.segments_dir = posixpath.join(self.root, "segments")
         self.snapshots_dir = posixpath.join(self.root, "snapshots")
         self.ledger_dir = posixpath.join(self.root, "ledger")
+        self.samples_path = posixpath.join(self.root, "SAMPLES")
 
     # Paths
 

@@ -15,7 +15,7 @@ UNFINISHED = ".partial"  # marks an incomplete copy
 
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
 _SUBDIRS = ("wal", "segments", "snapshots", "ledger")
-_FILES = ("FORMAT", "VERSION", "REPLICA")
+_FILES = ("FORMAT", "VERSION", "REPLICA", "SAMPLES")
 _OURS = frozenset({"LOCK", *_FILES, *(name + TEMP_SUFFIX for name in _FILES), *_SUBDIRS})
 
 

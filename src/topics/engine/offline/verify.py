@@ -157,7 +157,18 @@ class _Verifier:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {"LOCK", "FORMAT", "VERSION", "REPLICA", "wal", "segments", "snapshots", "ledger", "lost+found"}
+        known = {
+            "LOCK",
+            "FORMAT",
+            "VERSION",
+            "REPLICA",
+            "SAMPLES",
+            "wal",
+            "segments",
+            "snapshots",
+            "ledger",
+            "lost+found",
+        }
         numbered = {posixpath.basename(path) for path in paths} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):

@@ -224,6 +224,7 @@ ROUTES = [
         answers={200: inspection.Samples},
         query=(
             Parameter("after", int, 0), Parameter("queue", str), Parameter("readers", bool, False),
+            Parameter("minutes", bool, False),
             Parameter("topic", str), Parameter("from_ts", int), Parameter("to_ts", int), Parameter("points", int, 120),
         ),
     ),

@@ -1,5 +1,8 @@
 """Samples of the last hour, for the console: figures of the server, and of up to `MAX_QUEUES` queues.
 
+Those of the server are also kept for a day, a row per minute (300 KiB), and saved in the data directory every ten
+minutes and at a stop: a restart continues them. A file that is damaged or of other columns costs its history alone.
+
 A sample of the server costs one call per column; its ring takes about 130 KiB with 22 columns. Readers (consumers and
 routers) have samples as well: up to `MAX_READERS` of each kind, in at most 0.5 MiB. Beyond `MAX_QUEUES`, a queue that a
 client asks for takes the ring of the queue whose samples were not asked for the longest.
@@ -10,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
+import msgspec
+import xxhash
 from msgspec import Struct
 
 from topics.engine.consumers.lag import lag_of, rough_age_ms
@@ -18,6 +23,7 @@ from topics.server.loop.runtime import Runtime, Ticker
 
 INTERVAL_MS, QUEUE_INTERVAL_MS = 5_000, 15_000
 CAPACITY, QUEUE_CAPACITY = 720, 240
+MINUTE_MS, MINUTES, SAVE_MS = 60_000, 1440, 600_000
 MAX_QUEUES, MAX_READERS = 64, 64
 CONSUMER = "consumer"
 Reader = tuple[str, str, str]  # kind, topic, name
@@ -30,6 +36,7 @@ class Column(Struct, frozen=True):
     name: str
     read: Callable[[], float]
     counter: bool = False
+    peak: bool = False  # a minute has the highest of its values, not the last one
 
 
 class Ring:
@@ -62,7 +69,11 @@ class Samples(Ticker):
         self._columns = columns
         self.names = ["ts", *(column.name for column in columns)]
         self._ring = Ring(CAPACITY, len(self.names))
+        self._minutes = Ring(MINUTES, len(self.names))
+        self._minute: list[float] = []  # the row of the present minute, without its time
+        self._minute_ms = 0
         self._before: list[float] = []
+        self.save: Callable[[bytes], None] | None = None  # into the data directory
 
     def begin(self) -> None:
         self._before = self._read()
@@ -72,11 +83,39 @@ class Samples(Ticker):
         values = self._read()
         before = values if self._engine.is_replaying else self._before
         row = [now - was if one.counter else now for one, now, was in zip(self._columns, values, before, strict=True)]
-        self._ring.add((self._runtime.clock.now_ms(), *row))
+        now_ms = self._runtime.clock.now_ms()
+        self._ring.add((now_ms, *row))
         self._before = values
+        self._add_to_minute(now_ms, row)
 
-    def rows(self, after_ms: int = 0) -> list[list[float]]:
-        return self._ring.rows(after_ms)
+    def _add_to_minute(self, now_ms: int, row: list[float]) -> None:
+        if now_ms // MINUTE_MS != self._minute_ms // MINUTE_MS and self._minute:
+            self._minutes.add((self._minute_ms, *self._minute))
+            self._minute = []
+            if self.save is not None and now_ms // SAVE_MS != self._minute_ms // SAVE_MS:
+                self.save(self.saved())
+        self._minute_ms = now_ms
+        self._minute = [
+            was + now if one.counter else max(was, now) if one.peak else now
+            for one, was, now in zip(self._columns, self._minute or [0.0] * len(row), row, strict=True)
+        ]
+
+    def rows(self, after_ms: int = 0, *, minutes: bool = False) -> list[list[float]]:
+        return (self._minutes if minutes else self._ring).rows(after_ms)
+
+    def saved(self) -> bytes:
+        """Return the minutes for a file, with a checksum at the end."""
+        data = msgspec.msgpack.encode((self.names, self._minutes.rows(0)))
+        return data + xxhash.xxh3_64_digest(data)
+
+    def load(self, data: bytes) -> None:
+        """Take the minutes of a file. Raise `ValueError` if it is damaged or of another version."""
+        if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
+            raise ValueError("the samples do not match their checksum")
+        names, rows = msgspec.msgpack.decode(data[:-8], type=tuple[list[str], list[list[float]]])
+        for row in rows[-MINUTES:]:
+            known = dict(zip(names, row, strict=True))
+            self._minutes.add([known.get(name, 0) for name in self.names])
 
     def _read(self) -> list[float]:
         return [float(column.read()) for column in self._columns]

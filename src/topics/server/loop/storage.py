@@ -10,6 +10,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
+import msgspec
+
 from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
@@ -23,9 +25,10 @@ from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
+from topics.server.loop.samples import Samples
 from topics.server.loop.sliced_work import Slices
 from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.fs import Fs
+from topics.storage.fs import Fs, read_whole
 from topics.storage.log.wal import Wal
 
 log = logs.Log("storage")
@@ -222,6 +225,25 @@ class Storage:
         self.wal.woke = self._wake
         self._tick()
         self._replay_some()
+
+    def keep_samples(self, samples: Samples) -> None:
+        """Load the samples of the last day from the directory, and save them there from now on."""
+        path = self.store.dir.samples_path
+        try:
+            samples.load(read_whole(self.store.fs, path))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            log.warning("samples_not_read", file=path, reason=str(error))
+
+        def save(data: bytes) -> None:
+            def saved(error: Exception | None) -> None:
+                if error is not None:  # on a full disk, above all: the history matters least
+                    log.warning("samples_not_saved", file=path, reason=str(error))
+
+            self.store.submit(lambda: self.store.dir.write_file(path, [data], self._store_worker), saved)
+
+        samples.save = save
 
     def _run(self, steps: Steps[None], done: Done) -> None:
         assert self._slices is not None, "recovery takes its snapshot in one go"

@@ -18,7 +18,15 @@ from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance
-from topics.server.loop.samples import CAPACITY, INTERVAL_MS, QUEUE_CAPACITY, QUEUE_COLUMNS, QUEUE_INTERVAL_MS
+from topics.server.loop.samples import (
+    CAPACITY,
+    INTERVAL_MS,
+    MINUTE_MS,
+    MINUTES,
+    QUEUE_CAPACITY,
+    QUEUE_COLUMNS,
+    QUEUE_INTERVAL_MS,
+)
 
 HISTORY_COLUMNS = ["ts", "head", "bytes"]
 POINTS, MAX_POINTS = 120, 1000
@@ -114,6 +122,9 @@ def list_samples(services: Services, call: Call) -> Answer:
     elif query_string.flag(found, "readers", default=False):
         columns, rows = services.reader_samples.rows(call.caller.may_use, after)
         sampled = QUEUE_INTERVAL_MS, QUEUE_CAPACITY, columns
+    elif query_string.flag(found, "minutes", default=False):
+        rows = services.samples.rows(after, minutes=True)
+        sampled = MINUTE_MS, MINUTES, services.samples.names
     else:
         rows, sampled = services.samples.rows(after), (INTERVAL_MS, CAPACITY, services.samples.names)
     replication = None if services.replica is None else services.replica.replication

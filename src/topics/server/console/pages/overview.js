@@ -6,7 +6,7 @@ import { plot } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
 import { session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, missingNote, noTopics, note, num, pageHead, plainTable, stat, stats, watch } from "../parts/ui.js"
+import { badge, card, copyAs, missingNote, noTopics, note, num, pageHead, plainTable, segmented, stat, stats, watch } from "../parts/ui.js"
 
 export const title = "Overview"
 
@@ -23,7 +23,7 @@ export function show({ signal }) {
     memory: stat("Memory"),
     connections: stat("Connections"),
     pressure: stat("Pressure", "–", { title: "How late the event loop runs, and what the server does about it" }),
-    lost: stat("Lost, last hour", "–", { title: "Records that caps, TTLs or damage removed. Deleted records do not count." }),
+    lost: stat("Lost", "–", { title: "Records that caps, TTLs or damage removed. Deleted records do not count." }),
   }
   const plots = {
     appends: plot("Records appended", { format: rate }),
@@ -38,10 +38,20 @@ export function show({ signal }) {
   }
   const welcome = h("div")
   const replicas = h("div")
-  const ring = new Ring()
+  let ring = new Ring()
+  let day = false
+  const span24 = segmented("Time", [["", "Hour"], ["day", "Day"]], "", (chosen) => {
+    day = Boolean(chosen)
+    ring = new Ring()
+    if (day) ring.keptMs *= 24
+    for (const one of Object.values(plots)) one.show(ring.keptMs)
+    refresh()
+  })
 
   async function refresh() {
-    const answer = await session.get(`/v0/samples?after=${ring.last}`, signal)
+    const into = ring
+    const answer = await session.get(`/v0/samples?after=${ring.last}${day ? "&minutes=true" : ""}`, signal)
+    if (into !== ring) return
     ring.add(answer)
     const { uptime_ms } = await session.get("/v0/health", signal)
     figures.uptime.set(duration(Math.floor(uptime_ms / 1000) * 1000))
@@ -56,10 +66,10 @@ export function show({ signal }) {
   const refused = missingNote("read")
   if (!refused) watch(problem, refresh, { everyMs: 5000, signal })
   return [
-    pageHead("Overview", { badges: [health], actions: [copyAs(actions.metrics, "Copy metrics as")] }),
+    pageHead("Overview", { badges: [health], actions: [span24.element, copyAs(actions.metrics, "Copy metrics as")] }),
     refused, problem, welcome, replicas,
     card("Now", stats(...Object.values(figures))),
-    card("Last hour", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
+    card("History", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
   ]
 }
 

@@ -46,6 +46,10 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
 
   return {
     element,
+    show(ms) {
+      gapMs *= ms / spanMs
+      spanMs = ms
+    },
     set(times, series) {
       const end = times.length ? times[times.length - 1] : Date.now()
       const start = Math.max(end - spanMs, Math.min(times[0] ?? end, end - leastMs))

@@ -2,8 +2,9 @@
 
 const HOUR_MS = 3_600_000
 
-/** The samples of the last hour, one array per column. */
+/** The samples of the last hour, or of another time, one array per column. */
 export class Ring {
+  keptMs = HOUR_MS
   columns = []
   rows = []
   intervalMs = 5000
@@ -17,7 +18,7 @@ export class Ring {
     this.columns = columns
     this.intervalMs = interval_ms
     this.rows.push(...rows)
-    const oldest = this.last - HOUR_MS
+    const oldest = this.last - this.keptMs
     while (this.rows.length && this.rows[0][0] < oldest) this.rows.shift()
   }
 
