@@ -60,6 +60,8 @@ def test_reads_scans_and_previews_agree_about_a_filter(api: Api, topic: str, wan
         (["data.x", "In", []], "[2]", None),
         (["data.x", "Eq", {}], "[2]", None),
         (["data.x", "Grep", "x"], "[2]", None),
+        (["data.x", "Exists", False], "[2]", None),
+        (["data.x", "Eq"], "", None),
         (["Where", "total > "], "[1]", 9),
         (["Where", "total > 100 and customer.id ~ 7"], "[1]", 29),
         (["Where", "a = 'x"], "[1]", 5),

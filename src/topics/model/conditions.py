@@ -92,6 +92,8 @@ class Checker:
                 what = f"In takes an array of 1 to {MAX_CHOICES} texts, numbers, true, false or null"
             else:
                 value = tuple(value)
+        elif op == "Exists" and value is not None and value is not True:
+            what = "Exists takes no value; for records without the field, use Not"
         elif op in ORDER and (not _is_scalar(value) or value is None or isinstance(value, bool)):
             what = f"{op} takes a number or a text"
         elif op in ("Glob", "Grep") and (not isinstance(value, str) or not value):

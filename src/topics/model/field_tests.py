@@ -39,9 +39,8 @@ _decode = msgspec.json.Decoder(float_hook=number).decode
 _ORDERS = {"Lt": lt, "Le": le, "Gt": gt, "Ge": ge}
 _INDEX = re.compile(r"(?:0|[1-9][0-9]{0,2})")
 _ESCAPED = re.compile(r'["\\/\x00-\x1f]')  # characters that an escape other than \u can express
-_LARGE_BYTES = 1024
-_OBJECT, _ARRAY = b"{["
-_OTHER = object()  # stands for a large object or array that is not decoded
+_OPENING = _OBJECT, _ARRAY = b"{["
+_OTHER = object()  # stands for an object or an array
 
 
 class CompiledFilter:
@@ -189,9 +188,8 @@ def _loads(text: bytes | Raw) -> Any:
 
 
 def _value(text: bytes | Raw, *, whole: bool) -> Any:
-    """Return the decoded value. Without `whole`, one that is no text, number or constant may be `_OTHER`."""
-    view = memoryview(text)
-    if not whole and len(view) > _LARGE_BYTES and view[0] in b"{[":
+    """Return the decoded value. Without `whole`, an object or an array is `_OTHER`."""
+    if not whole and memoryview(text)[0] in _OPENING:
         return _OTHER
     try:
         return decode_again(_decode, text)

@@ -85,9 +85,4 @@ def _tests(checker: Checker, value: Any, at: str, depth: int) -> Tests:
         raise checker.refused(f"{at}[1]", f"{shown} is not one of {', '.join(OPERATORS)}")
     if len(value) == 2 and op != "Exists":
         raise checker.refused(at, f"{op} needs a value: [field, {json.dumps(op)}, value]")
-    if op == "Exists" and len(value) == 3:
-        if value[2] is not True and value[2] is not False:
-            raise checker.refused(f"{at}[2]", "Exists takes true or false, or no value")
-        found = checker.condition(path, op, None, at)
-        return found if value[2] else Junction("Not", (found,))
     return checker.condition(path, op, value[2] if len(value) == 3 else None, f"{at}[2]")
