@@ -126,8 +126,6 @@ class Queues:
         self.claimed_total += len(taken.jobs)
         if config.rate is not None:
             queue.buckets.take(config.rate, QUEUE, len(taken.jobs), now)
-            if not queue.buckets.left(config.rate, QUEUE, now):
-                queue.buckets.wake_ms = queue.buckets.next_ms(config.rate, QUEUE)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, grants = [], []
         for want, jobs in zip(wants, shares, strict=True):

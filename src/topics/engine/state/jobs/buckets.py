@@ -9,12 +9,11 @@ MS = 1_000_000
 
 
 class Buckets:
-    __slots__ = ("_full_ns", "_sweep_at", "wake_ms")
+    __slots__ = ("_full_ns", "_sweep_at")
 
     def __init__(self) -> None:
         self._full_ns: dict[str, int] = {}  # when each bucket is full again; a bucket that is full may be missing
         self._sweep_at = 1024
-        self.wake_ms = 0  # when the queue has a token again for a claim that found none; 0 if it has one
 
     def left(self, rate: Rate, name: str, now_ms: int) -> int:
         """Return how many tokens there are."""

@@ -106,8 +106,6 @@ class Leases:
         self._now_ms = now_ms
         if self.unique.ends:
             self.unique.expire(now_ms)
-        if self.buckets.wake_ms <= now_ms:
-            self.buckets.wake_ms = 0
         if deadlines.heap and deadlines.heap[0] < now_ms:
             deadlines.end(now_ms)
         if deadlines.ending:
@@ -197,7 +195,9 @@ class Leases:
         # Bound: each round removes one entry of the heap.
         while self._delays and not self._is_due(*self._delays[0]):
             heappop(self._delays)
-        times = (self._deadlines.next_ms(), self._delays[0][0] if self._delays else None, self.buckets.wake_ms or None)
+        times = [self._deadlines.next_ms(), self._delays[0][0] if self._delays else None]
+        if (rate := self._topic.config.rate) is not None and not self.buckets.left(rate, QUEUE, self._now_ms):
+            times.append(self.buckets.next_ms(rate, QUEUE))
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     # --- records come and go
