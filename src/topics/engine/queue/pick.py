@@ -89,10 +89,6 @@ class Pass:
             waiting.at = self._stays.get(priority, at)
             waiting.trim()
 
-    def _elsewhere(self, seq: int) -> bool:
-        """Return whether a place has the job, or had it until this pass took it."""
-        return seq in self._taken or self.queue.touched(seq)
-
     def _take_reclaimed(self, want: int) -> None:
         queue, reclaim, topic = self.queue, self.queue.reclaim, self.topic
         for job in list(reclaim.values()) if self._rated else reclaim.values():
@@ -152,15 +148,17 @@ class Pass:
 
     def _front_waiting(self, priority: int) -> int | None:
         """Return the next seq in `by_priority`. Drop seqs that are deleted, or that a place has."""
-        seqs, at = self.queue.by_priority[priority].seqs, self._ats[priority]
+        queue, seqs, at = self.queue, self.queue.by_priority[priority].seqs, self._ats[priority]
         while at < len(seqs):
             seq = seqs[at]
             try:
-                if not self._elsewhere(seq) and self.topic.is_live(seq):
+                # The look at `open` saves one at the segment: a job with a key stays there for as long as it is live.
+                live = seq in queue.keys.open or self.topic.is_live(seq)
+                if live and seq not in self._taken and not queue.touched(seq):
                     if self.topic.staged_deletes and taking(self.topic, seq) is not None:
                         self._stays.setdefault(priority, at)
-                    elif self._rated and (due_ms := self.queue.has_token_ms(seq)):
-                        self.queue.wait(seq, due_ms << 4 | priority)
+                    elif self._rated and (due_ms := queue.has_token_ms(seq)):
+                        queue.wait(seq, due_ms << 4 | priority)
                     else:
                         break
             except Cold:
@@ -239,7 +237,8 @@ class Pass:
             at = seq - first
             dead = marks is not None and marks[at]
             special = at in extras and has_terms(extras[at])
-            if not dead and not special and not (seq <= check_upto and self._elsewhere(seq)):
+            elsewhere = seq <= check_upto and (seq in self._taken or self.queue.touched(seq))
+            if not dead and not special and not elsewhere:
                 delete = taking(self.topic, seq) if self.topic.staged_deletes else None
                 if delete is None:
                     found.append(seq)

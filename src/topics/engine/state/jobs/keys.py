@@ -59,12 +59,12 @@ class Keys:
         lines = [line for seq in seqs if (line := self.open.pop(seq, None)) is not None]
         for line in lines:
             line.open -= 1
-        return sum(self._open_next(line) for line in lines) > 0  # all of them: `any` would stop
+        return max([self._open_next(line) for line in lines], default=False)  # all of them: `any` would stop
 
     def _open_next(self, line: KeyLine) -> bool:
         waiting, opened = line.waiting, False
         while line.open < self._most and line.at < len(waiting):
-            seq, terms = waiting[line.at : line.at + 2]
+            seq, terms = waiting[line.at], waiting[line.at + 1]
             line.at += 2
             if seq in self.blocked:
                 self.blocked.remove(seq)
