@@ -33,12 +33,12 @@ def register(subparsers: Subparsers) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     target = targets.resolve(args, os.environ)
-    if not is_installed("mcp") or not is_installed("httpx"):
-        raise Failure("topics mcp needs packages that are not installed", next_step=install_command("mcp"))
-    from topics.client import AsyncTopics
-    from topics.mcp.server import build
-    from topics.mcp.tools import Tools
-
+    try:
+        from topics.client import AsyncTopics
+        from topics.mcp.server import build
+        from topics.mcp.tools import Tools
+    except ImportError as error:  # also of an older version of the SDK
+        raise Failure(f"topics mcp needs more packages: {error}", next_step=install_command("mcp")) from None
     topics = AsyncTopics(target.url, token=target.token, retry_for_s=20)
     sql: list[str] = []
     if is_installed("duckdb") and (target.token is None or target.token_file is not None):
