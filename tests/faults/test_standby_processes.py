@@ -174,7 +174,7 @@ def test_promote_without_a_writer(running: list[ServerProcess], tmp_path: Path):
     writer, url = begin(running, tmp_path, "a"), f"file://{tmp_path}/replica"
     append(writer, "plain", 1)
     gone = objects.Announced(name="gone", address="http://c", takes_over=True, object=1, lag_ms=0, at_ms=1)
-    open_bucket(url).put("standbys/gone", [msgspec.json.encode(gone)])
+    open_bucket(url).put("standbys/gone", msgspec.json.encode(gone))
     assert "no such server follows" in topics("replica", "promote", url).stderr
     settings = {"api_keys": "root", "takeover_after_ms": 60_000, "advertised_url": "http://b:4000"}
     standby = begin(running, tmp_path, "b", standby=True, no_takeover=True, **settings)

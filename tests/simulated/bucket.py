@@ -11,7 +11,7 @@ request: another server may act then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tests.simulated.disk import FOREVER, Crashed
 from topics.storage.replica.bucket import BucketError, Listed
@@ -78,8 +78,7 @@ class SimBucket:
 
         return bool(self._request("create", name, act))
 
-    def put(self, name: str, parts: Iterable[bytes]) -> None:
-        data = b"".join(parts)
+    def put(self, name: str, data: bytes) -> None:
         self._request("put", name, lambda: self._store(name, data))
 
     def get(self, name: str) -> bytes | None:

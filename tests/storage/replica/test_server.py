@@ -475,7 +475,7 @@ def test_directory_of_another_replica_is_refused():
 
 def test_bucket_with_other_objects_is_refused_before_anything_is_written():
     bucket = SimBucket()
-    bucket.put("photos/1.jpg", [b"x"])
+    bucket.put("photos/1.jpg", b"x")
     with pytest.raises(Exception, match="choose another prefix"):
         ReplicaServer.begin(bucket)
     assert list(bucket.objects) == ["photos/1.jpg"]

@@ -169,7 +169,7 @@ def _promote(args: argparse.Namespace) -> int:
             names, next_step = "no such server follows", "start one with `topics serve --standby`"
         raise BucketError(f"{counted(len(found), 'standby', 'standbys')} could take over ({names}); {next_step}")
     promote = objects.Promote(found[0].name, end.term, args.now)
-    bucket.put(objects.PROMOTE, [msgspec.json.encode(promote)])
+    bucket.put(objects.PROMOTE, msgspec.json.encode(promote))
     deadline = time.monotonic() + args.timeout / 1000
     try:
         while (now := history.end()).base <= end.number or now.term == end.term:

@@ -119,7 +119,7 @@ class Replication(Replica):
         uploads = self._commits.uploads if self._commits is not None else None
         if uploads is None:
             return False
-        uploads.check(self._timeout_ms * 1_000_000)
+        uploads.report("the bucket does not answer", waited_ns=self._timeout_ms * 1_000_000)
         return bool(uploads)
 
     def _changed(self) -> None:
@@ -128,7 +128,7 @@ class Replication(Replica):
             if self.sequence.state is State.FENCED and not self._store.wal.is_fenced:
                 self._fence()
             elif self.sequence.state is State.LOST:
-                uploads.report(ReplicaRefused("the replica was away for too long"))
+                uploads.report("the replica was away for too long")
             uploads.ended()
             self.sequence.waiting = uploads.writers
         self.on_state()

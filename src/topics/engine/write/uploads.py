@@ -150,20 +150,15 @@ class Uploads:
         """Return the entries that wait. A snapshot needs them: it replaces the log, and its state lacks them."""
         return b"".join(part for one in self.tickets() if one.frame is not None for part in parts_of([one.frame]))
 
-    def check(self, timeout_ns: int) -> None:
-        """Report tickets that have waited for too long to their callers."""
+    def report(self, why: str, *, waited_ns: int = -1) -> None:
+        """Report to the callers of all tickets that have waited for so long that the outcome is unknown.
+
+        The tickets take effect once the log, or a checkpoint that has them, is uploaded.
+        """
         now_ns = self._commits.tick_ns()
         for one in list(self._waiting):
-            if now_ns - one.since_ns > timeout_ns:
-                _report(one.ticket, ReplicaRefused(f"the bucket does not answer; {UNKNOWN}"))
-
-    def report(self, failure: LogRefused) -> None:
-        """Report to all callers that the outcome is unknown: the log up to here is not uploaded.
-
-        The tickets take effect once a checkpoint that has them is.
-        """
-        for ticket in list(self.tickets()):
-            _report(ticket, failure)
+            if now_ns - one.since_ns > waited_ns:
+                _report(one.ticket, ReplicaRefused(f"{why}; {UNKNOWN}"))
 
     def refuse(self, failure: LogRefused) -> None:
         """Refuse all that wait: the replica is known to lack it, and the log of this server ends here."""

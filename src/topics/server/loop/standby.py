@@ -191,7 +191,7 @@ class StandbyService:
             self._later(min(ALIVE_MS, settings.takeover_after_ms // 3), self._announce)
 
         data = msgspec.json.encode(announced)
-        self._announcer.submit(lambda: self._bucket.put(self._object, [data]), done)
+        self._announcer.submit(lambda: self._bucket.put(self._object, data), done)
 
     def _later(self, ms: int, then: Callable[[], None]) -> None:
         self._loop.call_later(ms / 1000, then)

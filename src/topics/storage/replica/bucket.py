@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -82,14 +82,10 @@ class Bucket:
         self._sync(name)
         return True
 
-    def put(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write an object, and replace one of this name."""
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, in parts if it is large, and replace one of this name."""
         try:
-            self._obs.put(self._store, name, iter(parts), use_multipart=True)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError) and error.filename is not None:
-                raise  # a local file, whose bytes `parts` reads
-            raise _failure(self.url, error) from error
+            self._obs.put(self._store, name, data, use_multipart=True)
         except Exception as error:
             raise _failure(self.url, error) from error
         self._sync(name)

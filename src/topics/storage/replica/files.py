@@ -23,8 +23,6 @@ from topics.storage.replica.objects import FileRef
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
 
-PART_BYTES = 4 << 20
-
 
 class LocalFile(Struct, gc=False):
     """A file of a checkpoint: its path in the directory, and where its bytes are now."""
@@ -78,8 +76,7 @@ def upload(bucket: Bucket, fs: Fs, file: LocalFile, known: dict[str, FileRef]) -
         data = _without_marks(data, file.footer)
     name = file.known_name or _name(data)
     if (there := known.get(name)) is None:
-        view = memoryview(data)
-        bucket.put(name, (bytes(view[at : at + PART_BYTES]) for at in range(0, len(view), PART_BYTES)))
+        bucket.put(name, data)
     return FileRef(file.path, name, len(data), objects.sum64(data))
 
 
@@ -104,4 +101,4 @@ def _inside(datadir: DataDir, path: str) -> str:
 
 
 def _name(data: bytes) -> str:
-    return objects.file_name(xxhash.xxh3_128_hexdigest(data))
+    return objects.FILES + xxhash.xxh3_128_hexdigest(data)

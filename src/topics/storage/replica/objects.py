@@ -49,7 +49,7 @@ Position = tuple[int, int]  # number of a log file, and an offset in it
 Piece = tuple[int, int, int]  # number of a log file, offset, size in bytes
 
 _FRONT = struct.Struct("<8sII")
-_sum64 = xxhash.xxh3_64_intdigest
+sum64 = xxhash.xxh3_64_intdigest
 
 
 class ReplicaError(DataDirError):
@@ -170,7 +170,7 @@ def decode(data: bytes, number: int) -> Object:
     _, version, size = _FRONT.unpack_from(data)
     if version > FORMAT:
         raise Damaged(f"{name} has format {version}, and this version knows {FORMAT}; use a newer version of topics")
-    if _sum64(memoryview(data)[:-8]) != int.from_bytes(data[-8:], "little"):
+    if sum64(memoryview(data)[:-8]) != int.from_bytes(data[-8:], "little"):
         raise Damaged(f"{name} is damaged: its checksum is wrong")
     try:
         head = _decode_head(data[_FRONT.size : _FRONT.size + size])
@@ -216,14 +216,6 @@ def read_promote(data: bytes | None) -> Promote | None:
         return None if data is None else msgspec.json.decode(data, type=Promote)
     except msgspec.MsgspecError:
         return None
-
-
-def file_name(digest: str) -> str:
-    return FILES + digest
-
-
-def sum64(data: bytes) -> int:
-    return _sum64(data)
 
 
 def shown_time(at_ms: int) -> str:

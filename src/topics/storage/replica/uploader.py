@@ -18,10 +18,12 @@ from topics.storage.replica import files, objects
 from topics.storage.replica.bucket import Bucket, BucketError
 from topics.storage.replica.files import LocalCheckpoint
 from topics.storage.replica.objects import LATEST, FileRef
-from topics.storage.replica.sequence import FIRST_RETRY_MS, MAX_RETRY_MS, NOWHERE, Plan, Sequence, State, Upload
+from topics.storage.replica.sequence import NOWHERE, Plan, Sequence, State, Upload
 from topics.storage.worker import Worker
 
 log = logs.Log("replica")
+
+COPY_RETRY_MS = 1_000
 
 Later = Callable[[int, Callable[[], None]], object]  # calls a function on the owner's thread, after so many ms
 
@@ -44,7 +46,6 @@ class Uploader:
         self._held: dict[int, frozenset[str]] = {}  # paths of files, by the number of their snapshot
         self._sending = False
         self._copying: Plan | None = None
-        self._copy_retries = 0
         self._wake_ms: int | None = None  # when `_wake` is called next
         self.on_change: Callable[[], None] = lambda: None  # called when gates may have opened, or a state changed
         self.want_checkpoint: Callable[[], None] = lambda: None  # called if a new local checkpoint is needed
@@ -205,7 +206,7 @@ class Uploader:
             elif error is not None:
                 self._copy_failed(plan, error)
             else:
-                self._copy_retries, self._copy_failure = 0, ""
+                self._copy_failure = ""
                 self.sequence.note_files(plan, refs)
                 self.pump()
 
@@ -213,17 +214,16 @@ class Uploader:
 
     def _copy_failed(self, plan: Plan, error: Exception) -> None:
         self.failures_total += 1
-        if not self._copy_retries:
+        if not self._copy_failure:
             log.warning("checkpoint_upload_failed", snapshot=plan.snapshot, reason=str(error))
-        wait = min(FIRST_RETRY_MS << min(self._copy_retries, 10), MAX_RETRY_MS)
-        self._copy_retries, self._copy_failure = self._copy_retries + 1, str(error)
-        self._later(wait, self.pump)
+        self._copy_failure = str(error)
+        self._later(COPY_RETRY_MS, self.pump)
 
     def _installed(self, plan: Plan, number: int) -> None:
         """Note a checkpoint that is in the bucket, and where a reader may begin to look for the end."""
         self._known = {ref.name: ref for ref in plan.refs or ()}
         hint = msgspec.json.encode(number)
-        self._file_worker.submit(lambda: self.bucket.put(LATEST, [hint]), lambda error: None)
+        self._file_worker.submit(lambda: self.bucket.put(LATEST, hint), lambda error: None)
         self.on_checkpoint()
 
     def _forget_plans(self) -> None:
