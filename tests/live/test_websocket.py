@@ -100,6 +100,15 @@ def test_publish_is_acknowledged_and_reaches_subscribers(live, topic, open_socke
     assert live.api.state(topic)["head_seq"] == 3
 
 
+def test_socket_subscribes_with_a_filter_and_refuses_an_invalid_one(live, topic, open_socket):
+    live.api.append(topic, [{"data": {"id": n}} for n in range(10)])
+    ws = open_socket(live.url)
+    refused = ws.call("subscribe", topic=topic, filter=["Where", "id = "])
+    assert (refused["code"], refused["detail"]["position"]) == ("invalid_request", 6)
+    ws.call("subscribe", topic=topic, filter=["Where", "id in (7, 8)"])
+    assert [record["$seq"] for record in ws.until("record")["records"]] == [8, 9]
+
+
 def test_publish_takes_all_fields_of_a_write(live, topic, open_socket):
     ws = open_socket(live.url)
     first = ws.call("publish", topic=topic, records=[{"data": 1}], config={"durability": "fsync"}, idempotency_key="k")

