@@ -102,6 +102,7 @@ function createRouter(done) {
   const source = input({ name: "source", required: true, list: "topics-known" })
   const dest = input({ name: "dest", required: true, list: "topics-known" })
   const tag = input({ name: "filter" })
+  const where = input({ name: "where", placeholder: "total > 100" })
   const guarantee = select([["at_least_once", "at least once"], ["exactly_once", "exactly once"]], "at_least_once", { name: "guarantee" })
   const past = checkbox("Copy the records that exist already", false, "Default: no, the router begins at the head of its source.")
   const cycle = checkbox("Allow cycles", false, "Default: no. A record on a cycle stops after 16 topics.")
@@ -109,8 +110,12 @@ function createRouter(done) {
   const known = h("datalist", { id: "topics-known" })
   void listAll("/v0/topics", "topics", { most: 1000 }).then((rows) => put(known, rows.slice(0, 1000).map((row) => h("option", { value: row.topic }))), () => {})
   const filter = () => {
-    const text = tag.value.trim()
-    return text ? ["tag", text.endsWith("*") ? "Glob" : "Eq", text] : undefined
+    const [text, condition] = [tag.value.trim(), where.value.trim()]
+    const parts = [
+      ...(text ? [["tag", text.endsWith("*") ? "Glob" : "Eq", text]] : []),
+      ...(condition ? [["Where", condition]] : []),
+    ]
+    return parts.length > 1 ? ["And", parts] : parts[0]
   }
   const config = () => ({
     source: source.value.trim(), dest: dest.value.trim(), filter: filter(),
@@ -130,7 +135,8 @@ function createRouter(done) {
       field("Guarantee", guarantee, "Default: at least once. Exactly once stamps each copy with its origin."),
       field("From", source, "The topic whose records are copied."),
       field("To", dest, "Created if it does not exist. A topic can be the destination of one source only."),
-      field("Only this tag", tag, "Default: all records. With * at the end, every tag that begins so.")),
+      field("Only this tag", tag, "Default: all records. With * at the end, every tag that begins so."),
+      field("Where", where, "Only records where this holds, such as: customer.id = 7 and total > 100")),
     past.element, cycle.element, known, answer,
   ], {
     label: "Create router", extra: [look],
