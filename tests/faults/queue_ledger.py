@@ -96,6 +96,7 @@ class Queue:
     jobs: dict[str, Job] = field(default_factory=dict)
     leases: set[str] = field(default_factory=set)  # every lease that a worker got
     limits: Attempt | None = None  # the request that limits its rate
+    pauses: list[tuple[bool, Attempt]] = field(default_factory=lambda: [(False, Attempt("acked"))])  # and resumes
 
     @property
     def dead_letter(self) -> str:
@@ -156,6 +157,10 @@ class _Judge:
         assert self.topic.config.rate in (None, RATE if limits is not None and limits.may_show else None)
         kept = self.topic.config.rate == RATE or not self.safe
         assert kept or limits is None or limits.status != "acked", "limits are lost"
+        pauses = self.queue.pauses
+        last = max(at for at, (_, attempt) in enumerate(pauses) if attempt.status == "acked") if self.safe else 0
+        allowed = {paused for paused, attempt in pauses[last:] if attempt.may_show}
+        assert self.topic.config.paused in allowed, "a pause is lost, or nobody asked for it"
         for job in self.queue.jobs.values():
             self.place(job)
             if self.queue.leases_durable or self.when.mode == "none":
@@ -452,7 +457,9 @@ class Shop:
         self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(rate=RATE, rate_per_key=RATE)))
 
     def pause(self, name: str, *, paused: bool) -> None:
-        self._follow(Attempt(), lambda: self.server.engine.put_topic(name, ConfigPatch(paused=paused)))
+        attempt = Attempt()
+        self.ledger.queues[name].pauses.append((paused, attempt))
+        self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(paused=paused)))
 
     def delete(self, name: str, *, held: bool) -> None:
         """Delete one job that a worker holds, or one that is ready. It ends a job as an ack does."""

@@ -265,6 +265,8 @@ def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
         segment = topic.segment_of(seq)
         first, stop = segment.first, at + 1
         upto = min(len(seqs), at + segment.end - seq, at + 10 ** len(str(seq)) - seq)
+        if seqs[upto - 1] - seq == upto - 1 - at:
+            stop = upto  # without a hole
         while stop < upto and seqs[stop] - seq == stop - at:
             stop += 1
         yield segment, seq - first, seq - first + stop - at
