@@ -104,7 +104,6 @@ class ReadOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     tag: TagMatch | None = None
     where: TagMatch | None = None  # a filter on fields
     fail_on_data_loss: bool = True
-    columns: tuple[str, ...] | None = None
     typed: bool = False
     push_filters: bool = False
 
@@ -230,9 +229,8 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
 def some(name: str, text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(listed(text)))
     if not names:
-        what = {"subscribe": "topic", "columns": "column"}[name]
-        raise BadOption(f"{name}: at least one {what} is needed")
-    for topic in names if name == "subscribe" else ():
+        raise BadOption(f"{name}: at least one topic is needed")
+    for topic in names:
         valid(check_topic)(name, topic)
     return names
 
@@ -359,7 +357,7 @@ READ: Converters = {
     "node": lambda _, text: tuple(listed(text)), "failOnDataLoss": flag,
     "tag": lambda _, text: TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text),
     "where": valid(lambda text: parse_filter(["Where", text], field="where")),
-    "columns": some, "typed": flag, "pushFilters": flag,
+    "typed": flag, "pushFilters": flag,
 }  # fmt: skip
 
 

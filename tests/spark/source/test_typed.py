@@ -47,7 +47,7 @@ def test_malformed_records_are_kept_and_marked(spark: SparkSession, server: Serv
     assert (row._seq, row.sku, row._malformed) == (4, None, '"no object"')
 
 
-@pytest.mark.parametrize("kind", ["INT", "INT, at TIMESTAMP"], ids=["parsed here", "parsed by Spark"])
+@pytest.mark.parametrize("kind", ["INT", "INT, at TIMESTAMP"], ids=["numbers", "with a timestamp"])
 def test_malformed_field_is_reported_without_being_selected(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, kind: str
 ):

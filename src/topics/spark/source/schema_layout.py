@@ -1,4 +1,4 @@
-"""Choose the columns of a read from its options and its schema.
+"""Choose the columns of a read from its schema.
 
 Without a schema, and with one that names only columns of the source, they are columns of the record. With any other
 schema the read is typed: a column is a field of `data`, `_seq`, `_ts` … are columns of the record, and `_malformed` has
@@ -32,24 +32,17 @@ _ARROW: dict[type[t.DataType], pa.DataType] = {
 def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layout:
     """Return the layout of a read with these options and this schema. Raise `BadOption` if they do not match."""
     rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in PLAIN}
-    if options.columns is not None:
-        for name in options.columns:
-            if name not in rows:
-                raise BadOption(f"columns: there is no column {name!r}; there are {', '.join(rows)}")
     if schema is None and options.typed:
         raise BadOption("typed: the columns are missing; give them with .schema(…)")
-    if schema is not None and options.columns is not None and schema.fieldNames() != list(options.columns):
-        raise BadOption("columns and a schema: the schema already chooses the columns; remove one of them")
     if schema is None or (not options.typed and _is_plain(schema, rows)):
-        names = (options.columns or rows) if schema is None else schema.fieldNames()
+        names = rows if schema is None else schema.fieldNames()
         return Layout(outputs=tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names))
     return _typed_layout(schema, rows)
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
-    ddl_of = {name: ddl for name, ddl, _ in PLAIN}
-    columns = layout_of(options).outputs
-    return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
+    layout_of(options)  # a typed read needs a schema
+    return t.StructType([t.StructField(name, SPARK_TYPES[ddl]) for name, ddl, _ in PLAIN])
 
 
 def _is_plain(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]) -> bool:
