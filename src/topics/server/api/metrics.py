@@ -546,7 +546,8 @@ def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
         lines = [f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"]
         for some in _batches(row.samples, SAMPLES_PER_STEP):
             for suffix, label, text, value in some:
-                pairs = zip(label.split(), text.split(), strict=True)
+                # A request without a route has an empty method.
+                pairs = zip(label.split(), text.split(" ") if label else (), strict=True)
                 labels = ",".join([f'{name}="{one}"' for name, one in pairs])
                 lines.append(f"{row.name}{suffix}{labels and f'{{{labels}}}'} {value}\n")
             parts.append("".join(lines).encode())
