@@ -583,7 +583,7 @@ export class ServerCursor {
 /** A server. Methods throw a subclass of `TopicsError`. */
 export class Topics {
     /**
-     * @param {string} [url] of the server, and those of its standbys after commas; without it, in a page the page's own origin, and
+     * @param {string|Record<string, string>} [url] of the server, or of several by prefixes of names (`{"eu.": url1, "us.": url2}`), and those of its standbys after commas; without it, in a page the page's own origin, and
      *   in Node `TOPICS_URL` or http://127.0.0.1:4000. The
      *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
      * @param {object} [options]
@@ -597,7 +597,7 @@ export class Topics {
      * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
      * @param {(text: string) => any} [options.parse] instead of `JSON.parse`, to keep numbers as they were written
      */
-    constructor(url?: string, options?: {
+    constructor(url?: string | Record<string, string>, options?: {
         token?: string | (() => string | null | Promise<string | null>) | null | undefined;
         retries?: number | null | undefined;
         timeoutMs?: number | undefined;
@@ -606,6 +606,12 @@ export class Topics {
         WebSocket?: any;
         parse?: ((text: string) => any) | undefined;
     });
+    /**
+     * Return the client of one server of a map of prefixes.
+     * @param {string} prefix
+     * @returns {Topics}
+     */
+    server(prefix: string): Topics;
     /**
      * Create a topic, or change its configuration. A new queue has safe defaults: see `TopicConfig.defaults`. The answer has
      * `warnings` about what the configuration does not do.
@@ -1750,7 +1756,7 @@ export type RightsOptions = {
     scopes?: ("read" | "delete" | "write" | "admin")[] | undefined;
     prefixes?: string[] | undefined;
     names?: string[] | undefined;
-    operations?: ("diff" | "watch" | "work" | "publish")[] | undefined;
+    operations?: ("watch" | "diff" | "work" | "publish")[] | undefined;
     /**
      * topics, by writing to them
      */

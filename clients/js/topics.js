@@ -549,6 +549,51 @@ class Addresses {
   }
 }
 
+/** Several servers, each with the names that begin with its prefix. The longest prefix of a name counts. */
+class Prefixes {
+  /** @param {Record<string, string>} urls by prefix */
+  constructor(urls) {
+    /** @type {[string, Addresses][]} */
+    this.all = Object.keys(urls).sort((a, b) => b.length - a.length).map((prefix) => [prefix, new Addresses(urls[prefix])])
+  }
+
+  /**
+   * @param {string} name
+   * @returns {Addresses}
+   */
+  ofName(name) {
+    const found = this.all.find(([prefix]) => name.startsWith(prefix))
+    if (!found) throw refusedHere(`no server has "${name}": the prefixes are ${this.all.map(([prefix]) => `"${prefix}"`).join(", ")}`)
+    return found[1]
+  }
+
+  /**
+   * Return the server of a request. A watch and a router name topics in their bodies: all must be on one server.
+   * @param {string} path
+   * @param {string} [text] the body
+   * @returns {Addresses}
+   */
+  of(path, text) {
+    const url = new URL(path, "http://any")
+    const [, , kind, part = ""] = url.pathname.split("/")
+    const prefix = url.searchParams.get("prefix")
+    let names = part ? [decodeURIComponent(part)] : prefix ? [prefix] : []
+    if (text && (kind === "watch" || kind === "routers")) {
+      const { topics = {}, source, dest } = JSON.parse(text)
+      names = [...names, ...Object.keys(topics), source, dest].filter(Boolean)
+    }
+    if (!names.length) throw refusedHere(`${path} concerns one server: ask it with server(prefix)`)
+    const [first, ...others] = names.map((name) => this.ofName(name))
+    if (others.some((other) => other !== first)) throw refusedHere(`${names.join(", ")} are on several servers, and ${kind} is on one`)
+    return first
+  }
+}
+
+/** @param {string} message */
+function refusedHere(message) {
+  return new InvalidRequest(message, { code: "invalid_request" })
+}
+
 /**
  * Return whether a client may go where a standby sends it: the key is sent there, too. A loopback address means another
  * machine than this one, unless the standby is here.
@@ -1203,6 +1248,10 @@ function finite(key, value) {
 export class Topics {
   /** @type {Addresses} */
   #addresses
+  /** @type {Prefixes|null} */
+  #prefixes
+  /** @type {{url: string|Record<string, string>, options: object}} */
+  #given
   /** @type {Token} */
   #token
   #explained = false
@@ -1222,7 +1271,7 @@ export class Topics {
   #parse
 
   /**
-   * @param {string} [url] of the server, and those of its standbys after commas; without it, in a page the page's own origin, and
+   * @param {string|Record<string, string>} [url] of the server, or of several by prefixes of names (`{"eu.": url1, "us.": url2}`), and those of its standbys after commas; without it, in a page the page's own origin, and
    *   in Node `TOPICS_URL` or http://127.0.0.1:4000. The
    *   client stays with the first one that answers. A write moves it to the writer, and after a takeover to the new one.
    * @param {object} [options]
@@ -1238,7 +1287,9 @@ export class Topics {
    */
   constructor(url = defaultUrl(), options = {}) {
     checked("new Topics", options)
-    this.#addresses = new Addresses(url)
+    this.#given = { url, options }
+    this.#prefixes = typeof url === "string" ? null : new Prefixes(url)
+    this.#addresses = this.#prefixes ? this.#prefixes.all[0][1] : new Addresses(String(url))
     this.#token = new Token(options.token ?? null)
     this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
     this.#retries = options.retries ?? null
@@ -1246,6 +1297,26 @@ export class Topics {
     this.#retryForMs = options.retryForMs ?? 100_000
     this.#WebSocket = options.WebSocket ?? globalThis.WebSocket
     this.#parse = options.parse ? final(options.parse) : JSON.parse
+  }
+
+  /**
+   * Return the client of one server of a map of prefixes.
+   * @param {string} prefix
+   * @returns {Topics}
+   */
+  server(prefix) {
+    const { url, options } = this.#given
+    if (typeof url === "string" || !(prefix in url)) throw refusedHere(`the client has no map with the prefix "${prefix}"`)
+    return new Topics(url[prefix], options)
+  }
+
+  /**
+   * Return where a request goes.
+   * @param {string} path
+   * @param {string} [text]
+   */
+  #at(path, text) {
+    return this.#prefixes ? this.#prefixes.of(path, text) : this.#addresses
   }
 
   // --- requests
@@ -1286,7 +1357,8 @@ export class Topics {
     const sent = { accept }
     if (text !== undefined) sent["content-type"] = JSON_TYPE
     if (token) sent.authorization = `Bearer ${token}`
-    const url = this.#addresses.url
+    const addresses = this.#at(path, text)
+    const url = addresses.url
     try {
       const response = await this.#fetch(url + path, {
         method,
@@ -1309,7 +1381,7 @@ export class Topics {
         void explainCors(url)
       }
       error ??= new Unreachable(`no answer from ${url}: is the server running?`, { code: "unreachable", retryable: true, cause })
-      this.#addresses.leave(url, error)
+      addresses.leave(url, error)
       throw error
     } finally {
       clearTimeout(timer)
@@ -1354,8 +1426,9 @@ export class Topics {
     const backoff = new Backoff()
     const text = body === undefined ? undefined : jsonText(body)
     let answerLost = false
+    const addresses = this.#at(path, text)
     for (;;) {
-      backoff.tried.add(this.#addresses.url)
+      backoff.tried.add(addresses.url)
       try {
         return await this.#send(method, path, { text, signal, timeoutMs }, (response) => this.#json(response))
       } catch (error) {
@@ -1363,7 +1436,7 @@ export class Topics {
         const lost = mayHaveHappened(error)
         if (lost && !safe) throw error
         answerLost ||= lost
-        if (mayHelpElsewhere(error) && !backoff.tried.has(this.#addresses.url)) continue // another server, at once
+        if (mayHelpElsewhere(error) && !backoff.tried.has(addresses.url)) continue // another server, at once
         if (!error.retryable || backoff.attempts >= this.#mostRetries(retries)) throw error
         const waitMs = backoff.nextMs(error)
         const limited = keyed || (this.#retries === null && retries === undefined)
@@ -2301,6 +2374,7 @@ export class Topics {
    */
   async connect(options = {}) {
     checked("connect", options)
+    if (this.#prefixes) throw refusedHere("a WebSocket belongs to one server: open it with server(prefix).connect()")
     if (!this.#WebSocket) {
       throw new TopicsError("this platform has no WebSocket: pass a class as new Topics(url, { WebSocket })", { code: "no_websocket" })
     }

@@ -62,6 +62,7 @@ JAVASCRIPT_NAMES = {
     "aclose": None, "run": None, "scan_bytes": None, "stop": None, "worker": "work", "writer": None,
 }  # fmt: skip
 WITHOUT_ROUTE = {
+    "server": "the client of one server of a map of prefixes",
     "aclose": "The JavaScript client holds no connections.",
     "follow": "`diff`, repeated",
     "is_ready": "`GET /v0/ready`, as true or false",

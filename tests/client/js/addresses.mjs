@@ -84,3 +84,21 @@ test("every address is tried while a standby names a writer that is gone", async
   await standby.close()
   await writer.close()
 })
+
+test("a map of prefixes sends each request to the server of its name", async () => {
+  const answer = (path) => (path.startsWith("/v0/routers") ? [200, { router: {} }] : written(1))
+  const [eu, us] = [await start(answer), await start(answer)]
+  const topics = new Topics({ "eu.": eu.url, "us.": us.url })
+  await topics.append("eu.orders", 1)
+  await topics.append("us.orders", 1)
+  assert.deepEqual([eu, us].map((server) => server.asked.map((path) => path.split("?")[0])), [["/v0/topics/eu.orders"], ["/v0/topics/us.orders"]])
+  await assert.rejects(topics.append("asia.orders", 1), /no server has "asia\.orders"/)
+  await assert.rejects(topics.health(), /ask it with server\(prefix\)/)
+  await topics.server("us.").health()
+  assert.equal(us.asked.at(-1), "/v0/health")
+  await assert.rejects(topics.putRouter("eu.copy", { source: "eu.orders", dest: "us.orders" }), /on several servers/)
+  await assert.rejects(topics.connect(), /belongs to one server/)
+  assert.throws(() => topics.server("asia."), /no map/)
+  await eu.close()
+  await us.close()
+})

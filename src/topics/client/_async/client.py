@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from copy import copy
+from functools import partial
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -13,7 +15,7 @@ import httpx
 from topics.client._async.following import AsyncFollowCalls
 from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
-from topics.client._async.transport import AsyncTransport
+from topics.client._async.transport import AsyncPrefixTransport, AsyncTransport
 from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
 from topics.client.contexts import default_target
@@ -32,6 +34,9 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
     `timeout_s` the limit for one answer. Without an address, it is that of the command line, with its key:
     `TOPICS_URL`, the current context, or http://127.0.0.1:4000.
 
+    `url` can also be a map of prefixes to addresses, `{"eu.": "http://a:4000", "": "http://b:4000"}`: each request goes
+    to the server of the longest prefix of its name. One watch, and one router with its topics, is on one server.
+
     A request that can succeed later is repeated for `retry_for_s`, long enough for a restart of the server. A client
     that never got an answer gives up after five repetitions, in about three seconds: its address may be wrong.
     `retries` sets the number of repetitions instead. A write is never repeated for longer than `retry_for_s`, which
@@ -43,7 +48,7 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Mapping[str, str] | None = None,
         *,
         token: str | None = None,
         timeout_s: float = 30.0,
@@ -55,10 +60,15 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         if url is None:
             url, key = default_target(os.environ)
             token = token or key
-        self._http = AsyncTransport(
-            url, token=token, timeout_s=timeout_s, retries=retries, retry_for_s=retry_for_s, gzip=gzip,
+        connect = partial(
+            AsyncTransport, token=token, timeout_s=timeout_s, retries=retries, retry_for_s=retry_for_s, gzip=gzip,
             transport=transport,
         )  # fmt: skip
+        self._http = (
+            connect(url)
+            if isinstance(url, str)
+            else AsyncPrefixTransport({prefix: connect(one) for prefix, one in url.items()})
+        )
         self._workers: list[AsyncWorker] = []
         self._held: list[AsyncLeases] = []  # of the workers, and of loops over jobs
 
@@ -76,6 +86,19 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         await topics.aclose()       # a `with` block does so by itself
         """
         await self._http.aclose()
+
+    def server(self, prefix: str) -> Self:
+        """Return a client for one server of a map, which shares its connections. It need not be closed.
+
+        await topics.server("eu.").routers()        # what concerns one server
+        """
+        if not isinstance(self._http, AsyncPrefixTransport):
+            raise ValueError("this client has one server; pass a map of prefixes to have several")
+        if prefix not in self._http.servers.by_prefix:
+            raise ValueError(f"the map has no prefix {prefix!r}")
+        one = copy(self)
+        one._http = self._http.servers.by_prefix[prefix]
+        return one
 
     # --- writing
 

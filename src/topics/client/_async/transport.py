@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from topics.client._async import tools
 from topics.client.call import JSON, Addresses, Backoff, Request
 from topics.client.errors import OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records, encode
+from topics.client.prefixes import Prefixes
 from topics.errors import Code
 
 Answer = TypeVar("Answer")
@@ -177,3 +178,30 @@ class AsyncTransport:
             error = Unreachable(f"no answer from {url}: {why}", sent=sent)
         self.addresses.leave(url, error)
         return error
+
+
+class AsyncPrefixTransport(AsyncTransport):
+    """Several servers, of which each request goes to one: see `topics.client.prefixes`."""
+
+    def __init__(self, by_prefix: Mapping[str, AsyncTransport]) -> None:
+        self.servers = Prefixes(by_prefix)
+        self._any = next(iter(by_prefix.values()))
+        self.retries = self._any.retries
+
+    async def wait_after(
+        self, error: TopicsError, backoff: Backoff, retries: int | None = None, answer_lost: bool | None = None
+    ) -> None:
+        await self._any.wait_after(error, backoff, retries, answer_lost)
+
+    async def aclose(self) -> None:
+        for one in self.servers.by_prefix.values():
+            await one.aclose()
+
+    async def call(self, method: str, path: str, answer: type[Answer], *, body: object = None, **how: Any) -> Answer:
+        return await self.servers.of_request(path, body).call(method, path, answer, body=body, **how)
+
+    async def send(self, request: Request) -> bytes:
+        return await self.servers.of_request(request.path, request.body).send(request)
+
+    def stream(self, request: Request, *, silence_s: float) -> Any:
+        return self.servers.of_request(request.path, request.body).stream(request, silence_s=silence_s)
