@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from tests.model.naive_filter import Pairs, loads, matches
 from topics.errors import TopicsError
-from topics.model.field_tests import EXPONENT, CompiledFilter
+from topics.model.field_tests import EXPONENT, CompiledFilter, Fields
 from topics.model.filters import parse_filter, parse_tests
 
 
@@ -37,7 +37,7 @@ def compare(seed: int, records: int, filters: int) -> int:
         found = compile_filter(text)
         for data, meta, tag in made:
             expected = matches(wanted, data, meta, tag)
-            assert found.matches(data, meta, tag) == expected, (seed, text, data, meta, tag)
+            assert found.matches(Fields(data, meta, tag)) == expected, (seed, text, data, meta, tag)
             if expected:
                 row = data + b"," + (meta or b"")
                 assert has_needle(found, row), (seed, text, row, found.needles)
@@ -95,7 +95,7 @@ def test_any_mutation_of_a_filter_is_compiled_or_refused(tries: int):
             refusals.append(error)
         else:
             if match is not None and match.op == "Where":
-                CompiledFilter(match.text).matches(b'{"a":{"b":1}}', b"{}", "x")
+                CompiledFilter(match.text).matches(Fields(b'{"a":{"b":1}}', b"{}", "x"))
     assert {(error.code.status, (error.detail or {})["field"]) for error in refusals} == {(400, "filter")}
     assert tries // 4 < len(refusals) < tries
 

@@ -22,7 +22,7 @@ from topics.lake.errors import Damaged
 from topics.lake.files import NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
-from topics.model.field_tests import compiled
+from topics.model.field_tests import Fields, compiled
 from topics.model.records import TagMatch
 from topics.plurals import counted
 
@@ -82,8 +82,8 @@ def matching(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
     if match.op != "Where":
         return tagged(batch, match)
     where, columns = compiled(match.text), (batch.column(name).to_pylist() for name in ("data", "meta", "tag"))
-    rows = zip(*columns, strict=True)
-    return pa.array([where.matches(data.encode(), meta and meta.encode(), tag) for data, meta, tag in rows], pa.bool_())
+    rows = (Fields(data.encode(), meta and meta.encode(), tag) for data, meta, tag in zip(*columns, strict=True))
+    return pa.array(map(where.matches, rows), pa.bool_())
 
 
 def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:

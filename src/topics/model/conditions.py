@@ -12,7 +12,6 @@ from topics.errors import Code, TopicsError
 MAX_DEPTH = 16  # of And, Or and Not, and of a path
 MAX_CONDITIONS = 64
 MAX_CHOICES = 256  # values of an `In`
-MAX_INDEX = 255  # of an element of an array
 
 ORDER = ("Lt", "Le", "Gt", "Ge")
 OPERATORS = ("Eq", "Ne", *ORDER, "In", "Glob", "Contains", "Grep", "Exists")

@@ -1,8 +1,7 @@
 """Filters on the fields of records, compiled: whether a record matches, and the bytes without which none does. Pure.
 
-A record is first searched for bytes (`CompiledFilter.needles`), and decoded only if it has them. Of a value, only the
-members that the filter names are decoded. The meaning is that of a decoder that makes objects: the last of equal names
-counts, numbers compare by their exact values, texts by their code points.
+A record is first searched for bytes (`CompiledFilter.needles`), and decoded only if it has them. The last of equal
+names counts, numbers compare by their exact values, texts by their code points.
 
 A condition on a field that the record lacks is false, whatever its operator; `Not` is true where its filter is false.
 Values of different types are not equal, and have no order.
@@ -12,16 +11,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from operator import ge, gt, le, lt
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, defstruct, structs
+from msgspec import UNSET
 
-from topics.model.conditions import MAX_INDEX, Condition, Junction, Tests, number
+from topics.model.conditions import Condition, Junction, Tests, number
 from topics.model.filters import tests_of
 from topics.model.nesting import decode_again
 
@@ -32,72 +32,55 @@ _FORMS = (EXPONENT, UNICODE, BACKSLASH)
 MAX_NEEDLES = 16
 MAX_PLAIN_DIGITS = 40
 
-Values = list[Any]  # by place: a part of the record as JSON text, a decoded value, or UNSET
-Test = Callable[[Values, str | None], bool]  # of the values and the tag of a record
-
 _decode = msgspec.json.Decoder(float_hook=number).decode
 _ORDERS = {"Lt": lt, "Le": le, "Gt": gt, "Ge": ge}
-_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,2})")
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,8})")
 _ESCAPED = re.compile(r'["\\/\x00-\x1f]')  # characters that an escape other than \u can express
-_OPENING = _OBJECT, _ARRAY = b"{["
-_OTHER = object()  # stands for an object or an array
+
+
+class Fields:
+    """The fields of one record: its tag, and its data and meta as JSON text, which are decoded when they are needed."""
+
+    __slots__ = ("_values", "texts")
+
+    def __init__(self, data: bytes, meta: bytes | None, tag: str | None) -> None:
+        self.texts = {"data": data, "meta": meta}
+        self._values: dict[str, Any] = {"tag": UNSET if tag is None else tag}
+
+    def value(self, path: tuple[str, ...]) -> Any:
+        """Return the value of a field, or UNSET."""
+        root, *names = path
+        value = self._values.get(root)
+        if value is None and root not in self._values:
+            text = self.texts[root]
+            value = self._values[root] = UNSET if text is None else _decoded(text)
+        for name in names:
+            if type(value) is dict:
+                value = value.get(name, UNSET)
+            elif type(value) is list and _INDEX.fullmatch(name) and int(name) < len(value):
+                value = value[int(name)]
+            else:
+                return UNSET
+        return value
+
+
+def _decoded(text: bytes) -> Any:
+    with suppress(msgspec.DecodeError):  # lone surrogates, or whole numbers of thousands of digits
+        return decode_again(_decode, text)
+    with suppress(ValueError):  # such numbers
+        return decode_again(lambda one: json.loads(one, parse_float=number), text)
+    return decode_again(lambda one: json.loads(one, parse_int=number, parse_float=number), text)
 
 
 class CompiledFilter:
-    """A filter that is ready to use."""
+    """A filter that is ready to use: whether the fields of a record match, and the texts that such a record has."""
 
     def __init__(self, text: str) -> None:
         tests = tests_of(text)
-        self._root = _Place()
-        self._size = 0
-        self._test = self._compiled(tests)
+        self.matches = _compiled(tests)
         needles = _needles(tests)
         self.needles = None if needles is None else tuple(dict.fromkeys(needles.texts))
-        self.cost = self._size
-        self.has_meta = "meta" in self._root.members
-
-    def matches(self, data: bytes, meta: bytes | None, tag: str | None) -> bool:
-        """Return whether a record with this JSON text matches."""
-        values: Values = [UNSET] * self._size
-        members = self._root.members
-        if (place := members.get("data")) is not None:
-            place.fill(data, values)
-        if meta is not None and (place := members.get("meta")) is not None:
-            place.fill(meta, values)
-        return self._test(values, tag)
-
-    def _compiled(self, tests: Tests) -> Test:
-        if isinstance(tests, Junction):
-            parts = [self._compiled(part) for part in tests.parts]
-            if tests.op == "Not":
-                [part] = parts
-                return lambda values, tag: not part(values, tag)
-            if tests.op == "And":
-                return lambda values, tag: all(part(values, tag) for part in parts)
-            return lambda values, tag: any(part(values, tag) for part in parts)
-        holds = _holds(tests)
-        if tests.path == ("tag",):
-            return lambda _, tag: tag is not None and holds(tag)
-        place = self._root
-        for name in tests.path:
-            place = place.members.setdefault(name, _Place())
-        if place.slot is None:
-            place.slot, self._size = self._size, self._size + 1
-        slot, whole = place.slot, tests.op == "Contains"
-        if tests.op == "Exists":
-            return lambda values, _: values[slot] is not UNSET
-        if tests.op == "Grep":
-            return lambda values, _: values[slot] is not UNSET and holds(values[slot])
-
-        def test(values: Values, _: str | None) -> bool:
-            value = values[slot]
-            if value is UNSET:
-                return False
-            if type(value) is Raw or type(value) is bytes:
-                value = _value(value, whole=whole)
-            return holds(value)
-
-        return test
+        self.conditions = _count(tests)
 
 
 @lru_cache(256)
@@ -106,102 +89,32 @@ def compiled(text: str) -> CompiledFilter:
     return CompiledFilter(text)
 
 
-class _Place:
-    """A value that conditions look at, and the members of it that are places, too."""
-
-    __slots__ = ("members", "slot")
-
-    def __init__(self) -> None:
-        self.members: dict[str, _Place] = {}
-        self.slot: int | None = None
-
-    def fill(self, value: Any, values: Values) -> None:
-        """Note the value of this place and of its members. It is JSON text, or a decoded value."""
-        if self.slot is not None:
-            values[self.slot] = value
-        if self.members:
-            names = tuple(self.members)
-            found = _members(value, names) if type(value) is Raw or type(value) is bytes else _items(value, names)
-            for place, member in zip(self.members.values(), found, strict=True):
-                if member is not UNSET:
-                    place.fill(member, values)
+def _count(tests: Tests) -> int:
+    return sum(map(_count, tests.parts)) if isinstance(tests, Junction) else 1
 
 
-def _members(text: Raw | bytes, names: tuple[str, ...]) -> Iterable[Any]:
-    """Return the members of an object or elements of an array as JSON text; UNSET for each that is missing."""
-    start = memoryview(text)[0]
-    try:
-        if start == _OBJECT:
-            return decode_again(_object_decoder(names), text)
-        if start == _ARRAY:
-            indexes = [_index(name) for name in names]
-            elements = decode_again(_array_decoder(max(indexes)), text)
-            return [elements[at] if at >= 0 else UNSET for at in indexes]
-    except msgspec.DecodeError:  # lone surrogates, which only the standard library decodes
-        return _items(_loads(text), names)
-    return [UNSET] * len(names)
-
-
-def _items(value: Any, names: tuple[str, ...]) -> list[Any]:
-    """Return the same of a decoded value."""
-    if isinstance(value, dict):
-        return [value.get(name, UNSET) for name in names]
-    if isinstance(value, list):
-        indexes = map(_index, names)
-        return [value[at] if 0 <= at < len(value) else UNSET for at in indexes]
-    return [UNSET] * len(names)
-
-
-def _index(name: str) -> int:
-    """Return the index of an element that a name can mean, or -1."""
-    return int(name) if _INDEX.fullmatch(name) and int(name) <= MAX_INDEX else -1
-
-
-@lru_cache(1024)
-def _object_decoder(names: tuple[str, ...]) -> Callable[[bytes | Raw], Iterable[Any]]:
-    """Return a decoder of an object that makes nothing of its other members."""
-    fields = [(f"f{n}", Raw | UnsetType, UNSET) for n in range(len(names))]
-    try:
-        members = defstruct("Members", fields, rename=dict(zip((f[0] for f in fields), names, strict=True)), gc=False)
-    except ValueError:  # msgspec does not take names with characters that need an escape
-        decode = msgspec.json.Decoder(dict[str, Raw]).decode
-        return lambda text: _items(decode(text), names)
-    return _tuples_of(members)
-
-
-@lru_cache(MAX_INDEX + 2)
-def _array_decoder(last: int) -> Callable[[bytes | Raw], tuple[Any, ...]]:
-    fields = [(f"f{n}", Raw | UnsetType, UNSET) for n in range(last + 1)]
-    return _tuples_of(defstruct("Elements", fields, array_like=True, gc=False))
-
-
-def _tuples_of(kind: type[Struct]) -> Callable[[bytes | Raw], tuple[Any, ...]]:
-    decode = msgspec.json.Decoder(kind).decode
-    return lambda text: structs.astuple(decode(text))
-
-
-def _loads(text: bytes | Raw) -> Any:
-    try:
-        return decode_again(lambda one: json.loads(one, parse_float=number), bytes(text))
-    except ValueError:  # a whole number of thousands of digits
-        return decode_again(lambda one: json.loads(one, parse_int=number, parse_float=number), bytes(text))
-
-
-def _value(text: bytes | Raw, *, whole: bool) -> Any:
-    """Return the decoded value. Without `whole`, an object or an array is `_OTHER`."""
-    if not whole and memoryview(text)[0] in _OPENING:
-        return _OTHER
-    try:
-        return decode_again(_decode, text)
-    except msgspec.DecodeError:  # lone surrogates, or whole numbers of thousands of digits
-        return _loads(text)
+def _compiled(tests: Tests) -> Callable[[Fields], bool]:
+    if isinstance(tests, Junction):
+        parts = [_compiled(part) for part in tests.parts]
+        if tests.op == "Not":
+            [part] = parts
+            return lambda fields: not part(fields)
+        if tests.op == "And":
+            return lambda fields: all(part(fields) for part in parts)
+        return lambda fields: any(part(fields) for part in parts)
+    path = tests.path
+    if tests.op == "Grep":
+        forms = _written_forms(tests.value)
+        return lambda fields: (text := fields.texts[path[0]]) is not None and any(form in text for form in forms)
+    holds = _holds(tests)
+    return lambda fields: (value := fields.value(path)) is not UNSET and holds(value)
 
 
 # --- conditions
 
 
 def _holds(condition: Condition) -> Callable[[Any], bool]:
-    """Return whether the condition is true of a decoded value; for `Grep`, of JSON text."""
+    """Return whether the condition is true of the value of its field."""
     wanted = condition.value
     match condition.op:
         case "Eq":
@@ -229,9 +142,6 @@ def _holds(condition: Condition) -> Callable[[Any], bool]:
                 # The first search is fast, and takes 1 for true.
                 else type(value) is list and wanted in value and any(equal(one) for one in value)
             )
-        case "Grep":
-            forms = _written_forms(wanted)
-            return lambda text: any(form in bytes(text) for form in forms)
         case _:  # Exists
             return lambda value: True
 
@@ -306,9 +216,8 @@ def _needles_of(condition: Condition) -> _Needles | None:
         if len(found) <= MAX_NEEDLES and all(found):
             return _Needles(True, found)
     for name in reversed(path[1:]):
-        if _index(name) < 0:
-            texts = _of_text(name, whole=True)
-            return _Needles(False, texts)
+        if not _INDEX.fullmatch(name):
+            return _Needles(False, _of_text(name, whole=True))
     return None
 
 

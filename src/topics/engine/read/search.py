@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.model import record_bytes
-from topics.model.field_tests import BACKSLASH, EXPONENT, UNICODE, CompiledFilter, compiled
+from topics.model.field_tests import BACKSLASH, EXPONENT, UNICODE, CompiledFilter, Fields, compiled
 from topics.model.records import TagMatch
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns, runs
@@ -23,8 +23,8 @@ AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
 STRETCH_BYTES = 128 << 10  # searched at once
 SEARCH_NS = 2_000_000  # work after which a search pauses
 DECODE_NS = 2000  # for one record,
-CONDITION_NS = 200  # for each condition on it,
-DECODE_BYTE_NS = 4  # and for each byte of it
+CONDITION_NS = 800  # for each condition on it,
+DECODE_BYTE_NS = 10  # and for each byte of it
 
 Positions = npt.NDArray[np.intp]
 
@@ -65,7 +65,7 @@ def matching(segment: Segment, match: TagMatch, positions: Positions, stop: int)
     kept, work_ns = [], len(block)
     for at in candidates:
         row = block[offsets[at] - base : offsets[at + 1] - base]
-        work_ns += DECODE_NS + CONDITION_NS * where.cost + DECODE_BYTE_NS * len(row)
+        work_ns += DECODE_NS + CONDITION_NS * where.conditions + DECODE_BYTE_NS * len(row)
         if _matches(where, columns, at, row):
             kept.append(at)
         if work_ns > SEARCH_NS:
@@ -77,8 +77,8 @@ def matching(segment: Segment, match: TagMatch, positions: Positions, stop: int)
 def _matches(where: CompiledFilter, columns: Columns, at: int, row: bytes) -> bool:
     head = record_bytes.head_bytes(columns.first + at, columns.ts[at], columns.node_at(at))
     part_bytes = 0 if columns.metas is None else columns.metas[at]
-    meta = record_bytes.meta_of(row, part_bytes) if part_bytes and where.has_meta else None
-    return where.matches(record_bytes.data_of(row, head, part_bytes), meta, columns.tag_at(at))
+    meta = record_bytes.meta_of(row, part_bytes) if part_bytes else None
+    return where.matches(Fields(record_bytes.data_of(row, head, part_bytes), meta, columns.tag_at(at)))
 
 
 def _has_needle(block: bytes, columns: Columns, where: CompiledFilter, low: int, high: int) -> npt.NDArray[np.bool_]:
