@@ -97,11 +97,6 @@ class Replication(Replica):
         since_ms = max(self.sequence.confirmed_ms, self._followed_since_ms)
         return self.successors > 0 and self._now_ms() - since_ms > self._takeover_after_ms
 
-    def check_reach(self) -> None:
-        """Refuse all writes from now on if this server is cut off."""
-        if self._commits is not None and self.is_cut_off:
-            self._commits.uploads.are_staged = True
-
     # --- the bucket
 
     @property
@@ -115,10 +110,11 @@ class Replication(Replica):
         return self.sequence.lag_ms(self._now_ms())
 
     def check(self) -> bool:
-        """Report writes that have waited for too long. Return whether others wait."""
+        """Report writes that have waited for too long, and refuse all if cut off. Return whether others wait."""
         uploads = self._commits.uploads if self._commits is not None else None
         if uploads is None:
             return False
+        uploads.are_staged |= self.is_cut_off
         uploads.report("the bucket does not answer", waited_ns=self._timeout_ms * 1_000_000)
         return bool(uploads)
 

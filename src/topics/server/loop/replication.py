@@ -154,7 +154,6 @@ class ReplicaService:
         """Report writes that wait for too long, refuse all if a standby may have taken over, and look for standbys."""
         assert self.replication is not None
         self.replication.check()
-        self.replication.check_reach()
         after_ms, now_ms = self._settings.takeover_after_ms, int(self._loop.time() * 1000)
         if now_ms - self._looked_ms >= (ALIVE_MS if self.replication.followers else min(LOOK_MS, after_ms)):
             self._looked_ms = now_ms

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from topics.storage.fs import Fs
 from topics.storage.replica.objects import ReplicaError
 
 INSTALL = "install it with `pip install topics-engine[replica]`"
@@ -128,14 +129,12 @@ class Bucket:
     def _sync(self, name: str) -> None:
         if self._folder is None:
             return
-        path = os.path.join(self._folder, name)
+        fs, path = Fs(), os.path.join(self._folder, name)
         try:
-            for one in (path, os.path.dirname(path)):
-                handle = os.open(one, os.O_RDONLY)
-                try:
-                    os.fsync(handle)
-                finally:
-                    os.close(handle)
+            file = fs.open(path)
+            file.sync()
+            file.close()
+            fs.sync_dir(os.path.dirname(path))
         except OSError as error:
             raise _failure(self.url, error) from error
 
