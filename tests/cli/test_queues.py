@@ -282,11 +282,11 @@ def test_routers_are_previewed_created_listed_and_removed(cli: Cli, api: Api) ->
     assert "would copy 1 record (" in cli.tty("router", "preview", "eu", "--from", "src", "--tag", "eu:*").out
     words = ("router", "create", "eu", "--from", "src", "--to", "src-eu", "--tag", "eu:*", "--start", "1")
     assert rows(cli.pipe(*words))[0]["created"] is True
-    assert "updated eu: src → src-eu where the tag matches eu:*" in cli.tty(*words).out
+    assert "updated eu: src → src-eu where tag eu:*" in cli.tty(*words).out
     wait_for(lambda: rows(cli.pipe("router", "ls", "eu"))[0]["forwarded_total"] == 1)
     assert [row["data"] for row in rows(cli.pipe("read", "src-eu"))] == [1]
     shown = cli.tty("router", "ls", "--source", "src")
-    assert shown.lines[1].split()[:6] == ["eu", "src", "src-eu", "eu:*", "0", "1"]
+    assert shown.lines[1].split()[:7] == ["eu", "src", "src-eu", "tag", "eu:*", "0", "1"]
     assert rows(cli.pipe("router", "ls", "eu"))[0]["filter"] == ["tag", "Glob", "eu:*"]
     assert "usage: topics router create [options] ROUTER --from TOPIC --to TOPIC\n" in cli.pipe("router", "create").err
     late = cli.pipe("router", "create", "late", "--from", "src", "--to", "src-late", "--start", "99")
