@@ -211,7 +211,7 @@ def unfinished_messages(hoard: Hoard) -> None:
 
 def sessions(hoard: Hoard) -> None:
     names = [f"node-{n:03}-" + "x" * 100 for n in range(256)]
-    body = {"topics": {BIG: {"filter": "x" * min(hoard.budget_bytes // 400, 800_000)}}, "node": names}
+    body = {"topics": {BIG: {"filter": "x" * min(hoard.budget_bytes // 400, 16_000)}}, "node": names}
     connection = hoard.connect()
     for _ in range(5000):
         connection.send(request("POST", "/v0/watch", body))
