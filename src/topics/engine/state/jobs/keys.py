@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Mapping
+from sys import byteorder
 
 from topics.model.topic import U64_MAX
 
@@ -110,10 +111,13 @@ class Keys:
             line.waiting, line.at = pairs + line.waiting[line.at :], 0
 
     def save(self) -> list[SavedLine]:
+        saved: list[SavedLine] = []
         opened: dict[KeyLine, array[int]] = {}
         for seq, line in self.open.items():
-            opened.setdefault(line, array("Q")).append(seq)
-        saved = []
+            if line.open == 1 and line.at == len(line.waiting):  # most of many keys have one job
+                saved.append((line.key, seq.to_bytes(8, byteorder), b""))
+            else:
+                opened.setdefault(line, array("Q")).append(seq)
         for line, seqs in opened.items():
             pairs = zip(line.waiting[line.at :: 2], line.waiting[line.at + 1 :: 2], strict=True)
             waiting = array("Q", [part for pair in pairs if pair[0] in self.blocked for part in pair])
@@ -123,8 +127,9 @@ class Keys:
     def load(self, saved: list[SavedLine]) -> None:
         for key, opened, waiting in saved:
             line = self._lines[key] = KeyLine(key)
-            line.waiting.frombytes(waiting)
-            self.blocked.update(line.waiting[::2])
+            if waiting:
+                line.waiting.frombytes(waiting)
+                self.blocked.update(line.waiting[::2])
             seqs = array("Q", opened)
             line.open = len(seqs)
             self.open.update(dict.fromkeys(seqs, line))
