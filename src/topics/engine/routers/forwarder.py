@@ -287,22 +287,10 @@ class Forwarder:
             before = entries.encode_begun([mark(links, head=head, out=not leaves_sources, holds=True)])
             ticket.frame = before + ticket.frame
             if ticket.count and not links.written:
-                self._first_write(links, ticket)
+                # After any crash the log shows whether there was a direct write: copies skip the seqs of lost ones.
+                ticket.gated = ticket.gated or AT_SYNC
         if not leaves_sources:
             self.freeze(links, ticket)
-
-    def _first_write(self, links: Links, ticket: Ticket) -> None:
-        """Let the first direct write since a snapshot wait for its sync, so that the log shows after any crash whether
-        there was one: copies then skip the seqs that lost writes may have had."""
-        links.written, ticket.gated = True, ticket.gated or AT_SYNC
-        undo = ticket.undo
-
-        def refused() -> None:
-            links.written = False
-            if undo is not None:
-                undo()
-
-        ticket.undo = refused
 
     def pin(self, links: Links) -> bytes:
         """Return a mark for an entry about another topic that takes records out of this one."""

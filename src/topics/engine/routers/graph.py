@@ -103,7 +103,7 @@ class Links:
         self.incoming: Edge | None = None  # into it
         self.frozen = 0  # staged entries that pin the routers out of the topic: these must not move
         self.low = 0  # at most the cursor of the slowest router
-        self.written = False  # whether the log since the last snapshot has a direct write, or will have one
+        self.written = False  # whether the log has a direct write since the last snapshot
 
     def routers(self) -> Iterator[Router]:
         for edge in self.outgoing.values():

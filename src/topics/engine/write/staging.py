@@ -225,6 +225,8 @@ class Staging:
     def land(self, topic: Topic, entry: entries.Append) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""
         apply.append(self.state, topic, entry)
+        if topic.links is not None:
+            topic.links.written = True
         self.grew(topic)
 
     # --- readers that wait for a topic to grow

@@ -182,7 +182,8 @@ class RequestHandler:
         if self._follows and call.route.scope & CHANGES:
             services.check_writer()
         if self._fenced and not (call.route.probe or call.route.while_recovering):
-            raise TopicsError(Code.FENCED, self._fenced, detail={"reason": self._fenced}, retry_after_ms=1000)
+            detail = {"reason": self._fenced, "outcome": "refused"}
+            raise TopicsError(Code.FENCED, self._fenced, detail=detail, retry_after_ms=1000)
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
         if self._replaying and self._must_replay(call):

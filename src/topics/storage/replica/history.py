@@ -67,21 +67,20 @@ class History:
         """Return the end of the sequence."""
         if not self.log:
             return End()
-        try:
-            head = self.read(self.last_number).head
-        except Damaged as error:
-            if "; " in str(error):
-                raise
-            way = f"restore the state before it with --at-object {self.last_number - 1}, and choose another prefix"
-            raise Damaged(f"{error}; {way}") from error
+        head = self.read(self.last_number).head
         return End(head.number, head.term, head.at_ms, _base(head), head.upto, head.instance, head.host)
 
     def read(self, number: int) -> Object:
         """Return an object. Raise `Damaged` if it is missing, damaged, or of another replica."""
         data = self.bucket.get(objects.log_name(number))
-        if data is None:
-            raise Damaged(f"{objects.log_name(number)} is missing")
-        return self.decode(data, number)
+        try:
+            if data is None:
+                raise Damaged(f"{objects.log_name(number)} is missing")
+            return self.decode(data, number)
+        except Damaged as error:
+            if "; " in str(error):
+                raise
+            raise Damaged(f"{error}; restore the state before it with --at-object {number - 1}") from error
 
     def file(self, ref: FileRef) -> bytes:
         """Return a file of a checkpoint. Raise `Damaged` if it is missing or damaged."""

@@ -21,7 +21,7 @@ from topics.storage.log import ledger, log_files
 from topics.storage.log.log_files import LogFile
 from topics.storage.replica import objects
 from topics.storage.replica.history import History, State
-from topics.storage.replica.objects import Damaged, FileRef, Object
+from topics.storage.replica.objects import Damaged, FileRef
 
 READERS = 4  # each has a file in memory
 
@@ -122,29 +122,23 @@ class _Restore:
         try:
             data = self._history.file(ref)
         except Damaged as error:
-            what = f"{error}: the file {ref.path} of checkpoint {self._state.number}"
-            raise Damaged(f"{what}; {self._way_out()}") from error
+            what, earlier = f"{error}: the file {ref.path} of checkpoint {self._state.number}", self._state.head.base
+            way = (
+                f"restore an earlier state with --at-object {earlier}"
+                if earlier
+                else "no earlier state can be restored"
+            )
+            raise Damaged(f"{what}; {way}") from error
         if ref.path.endswith(".snap"):
             return data
         self._write(ref.path, data)
         return b""
 
-    def _read(self, number: int) -> Object:
-        try:
-            return self._history.read(number)
-        except Damaged as error:
-            way = f"restore the state before it with --at-object {number - 1}"
-            raise Damaged(f"{error}; {way if number > self._state.number else self._way_out()}") from error
-
-    def _way_out(self) -> str:
-        earlier = self._state.head.base
-        return f"restore an earlier state with --at-object {earlier}" if earlier else "no earlier state can be restored"
-
     def _log(self, done: Restored, first: int) -> None:
         """Write the log of these objects. Those of a later term have no checkpoint yet: they do not count."""
         checkpoint, term, datadir, ends = self._state.checkpoint, self._state.head.term, self._dir, self._ends
         numbers = list(range(first, self._state.last.number + 1))
-        for _, found in self._ahead(self._read, numbers):
+        for _, found in self._ahead(self._history.read, numbers):
             if found.head.kind != "bytes" or found.head.term != term:
                 continue
             for number, at, data in objects.pieces_of(found):

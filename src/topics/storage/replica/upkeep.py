@@ -140,7 +140,7 @@ def verify(history: History, *, progress: Callable[[int, int], None] = lambda do
         try:
             one = history.read(number)
         except Damaged as error:
-            problems.append(str(error))
+            problems.append(str(error).partition("; ")[0])
             before = None
         else:
             found.objects += 1
