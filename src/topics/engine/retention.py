@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from topics import logs
 from topics.engine.state.topic import Topic
-from topics.engine.steps import Steps, each_loaded, once_loaded
+from topics.engine.steps import Steps, each_loaded
 from topics.storage.segments.cold import Cold, Needs, waiting
 from topics.storage.segments.columns import runs
 from topics.storage.segments.marks import LOST
@@ -367,42 +367,26 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
 
 
 def look_through(
-    topic: Topic,
-    low_seq: int,
-    high_seq: int,
-    look: Callable[[Segment, int, int], int | None],
-    *,
-    from_ts: int | None = None,
-    reads: bool = False,
+    topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None], *, from_ts: int | None = None
 ) -> Steps[None]:
     """Call `look` with each part of a segment in [low_seq, high_seq) that has live records, as one step each.
 
-    With `reads`, it returns the position up to which it has looked, and the rest of the part takes further steps. A
-    segment that leaves the topic in between is left out. Records that are damaged are lost.
+    A segment that leaves the topic in between is left out. Records that are damaged are lost.
     """
 
-    def look_at(segment: Segment, low: int, high: int) -> int:
+    def look_at(segment: Segment, low: int, high: int) -> None:
         low = max(low, topic.earliest - segment.first)  # records below `earliest` are not live, and have no mark
-        now = topic.segment_of(segment.first + low)  # it may have been rewritten while it was loaded
-        if now.first == segment.first and low < high:
+        if segment in topic.segments and low < high:
             try:
-                return look(now, low, high) or high
+                look(segment, low, high)
             except Damaged as damage:
-                return low if lose_range(topic, damage) and not damage.whole else high
-        return high
+                lose_range(topic, damage)
 
-    parts = (
-        (segment, low, high)
+    yield from each_loaded(
+        partial(look_at, segment, low, high)
         for segment, low, high in topic.walk(low_seq, high_seq)
         if segment.live and (from_ts is None or segment.max_ts >= from_ts)
     )
-    if not reads:
-        yield from each_loaded(partial(look_at, *part) for part in parts)
-        return
-    for segment, low, high in parts:
-        while low < high:
-            low = yield from once_loaded(partial(look_at, segment, low, high))
-            yield None
 
 
 def lose_range(topic: Topic, damage: Damaged) -> bool:

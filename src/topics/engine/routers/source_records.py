@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from topics.engine import retention
 from topics.engine.read.search import eligible, read_ahead, read_around, stretch
 from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
 from topics.model import surrogates
 from topics.model.nesting import decode_again
 from topics.model.record_bytes import meta_of
@@ -88,18 +91,27 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
     return [], upto
 
 
-def look_for(
-    segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None
-) -> tuple[Preview, int]:
-    """Return what a filter finds in [low, high) among records from `from_ts` on, and where it has looked up to.
+def search_through(source: Topic, match: TagMatch, low_seq: int, from_ts: int | None, found: Preview) -> Steps[None]:
+    """Add what a `Where` finds from `low_seq` on among records from `from_ts` on, in steps of one stretch each."""
 
-    That is `high`, unless the records have to be read. Else no columns stay in memory.
-    """
-    if match is not None and match.op == "Where":
+    def look(segment: Segment, low: int, high: int) -> int:
+        low = max(low, source.earliest - segment.first)
+        if segment not in source.segments or low >= high:
+            return high
         high = stretch(segment.columns, low, high)
         start = low if from_ts is None else bisect_left(segment.columns.ts, from_ts, low, high)
         positions, high = eligible(segment, match, start, high)
-        return _preview(segment, segment.columns, segment.marks, positions, start, high), high
+        found.add(_preview(segment, segment.columns, segment.marks, positions, start, high))
+        return high
+
+    for segment, low, high in source.walk(low_seq, source.head + 1):
+        while segment.live and low < high:
+            low = yield from once_loaded(partial(retention.read_past, source, partial(look, segment, low, high)))
+            yield None
+
+
+def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Preview:
+    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
 
     def look(columns: Columns, marks: bytearray | None) -> Preview:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
@@ -109,7 +121,7 @@ def look_for(
         return _preview(segment, columns, marks, positions, start, high)
 
     key = None if match is None else (match.op, match.text)
-    return segment.look(("eligible", key, low, high, from_ts), look), high
+    return segment.look(("eligible", key, low, high, from_ts), look)
 
 
 def _preview(
