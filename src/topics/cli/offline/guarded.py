@@ -35,6 +35,8 @@ def guarded(execute: Execute, args: argparse.Namespace) -> int:
         advice = str(error).partition("; ")[2]
         about_arguments = any(words in advice for words in ("--", "choose another"))
         return fail(str(error), EXIT_USAGE if about_arguments else EXIT_FAILED)
+    except BrokenPipeError:
+        raise  # `main` ends quietly: nothing reads the output any more
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_FAILED)
