@@ -1,12 +1,17 @@
 """Topics themselves: made, changed, listed, dropped, made again; and those who wait for them."""
 
+import gc
 from itertools import islice
 
 import pytest
 
 from tests.engine.harness import append, done, open_engine, put, read, record, write
 from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
 from topics.engine.pressure import effective_priority
+from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.topic import ConfigPatch, TopicConfig
@@ -219,3 +224,24 @@ def test_waiter_is_woken_when_the_topic_is_dropped():
     engine.drop_topic("a")
     run()
     assert woken == [False]
+
+
+@pytest.mark.parametrize("kind", ["log", "queue"])
+def test_deleted_topic_is_freed_without_the_garbage_collector(kind: str):
+    """What the server has frozen is never collected, so a cycle would stay for as long as the process."""
+    server = SimServer.start(SimDisk(seed=1))
+    server.put("t", type=kind)
+    server.drop("t")
+    gc.collect()
+    gc.disable()
+    try:
+        server.put("t", type=kind)
+        server.append("t", '"1"', '"2"')
+        server.drop("t")
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert [one for one in gc.garbage if isinstance(one, Topic | Leases)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

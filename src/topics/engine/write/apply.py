@@ -92,7 +92,9 @@ def drop(state: State, topic: Topic) -> None:
     for segment in topic.segments:
         segment.release()
     topic.segments = []
-    topic.queue = None
+    if topic.queue is not None:
+        topic.queue.end()
+        topic.queue = None
     if topic.consumers is not None:
         topic.consumers = None
         state.note_consumers(topic)

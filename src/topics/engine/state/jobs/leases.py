@@ -78,6 +78,10 @@ class Leases:
         self.buckets = Buckets()
         self._now_ms = 0  # of the last `expire`
 
+    def end(self) -> None:
+        """Break the reference cycle: a deleted queue is freed at once, also if it was frozen (see `run.Garbage`)."""
+        self.keys = Keys(lambda seq, terms: None, 0)
+
     # --- counting
 
     @property
