@@ -39,7 +39,7 @@ def open_bucket(url: str, *, timeout_ms: int = 10_000) -> Bucket:
         raise BucketError(f"a replica needs the package obstore; {INSTALL}") from error
     parts = urlsplit(url)
     limit = timedelta(milliseconds=timeout_ms)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"mkdir": True}
     if parts.scheme != "file":
         # One retry: the sequence tries again by itself, and a request must not hold its thread for long.
         options = {
@@ -47,8 +47,6 @@ def open_bucket(url: str, *, timeout_ms: int = 10_000) -> Bucket:
             "retry_config": {"max_retries": 1, "retry_timeout": limit},
         }
     try:
-        if parts.scheme == "file":
-            options = {"mkdir": True}
         store = from_url(url, **options)
     except Exception as error:
         raise _failure(url, error) from error
