@@ -80,6 +80,10 @@ export class RouterCycle extends TopicsError {
 export class TopicExistsIncompatible extends TopicsError {
 }
 /** The topic holds records, and `ifEmpty` was set. */
+export class SchemaViolation extends TopicsError {
+}
+export class SchemaIncompatible extends TopicsError {
+}
 export class TopicNotEmpty extends TopicsError {
 }
 /** The topic is not a queue. */
@@ -345,6 +349,10 @@ export class ServerCursor {
  * @property {boolean} [paused] the queue gives out no jobs
  * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
+ * @property {Record<string, any>|null} [schema] JSON Schema 2020-12 for `data`; null is none
+ * @property {"reject"|"warn"|"off"} [schemaMode] what becomes of a record that does not match: `reject` by default
+ * @property {"backward"|"forward"|"full"|"none"} [compatibility] which changes of the schema are allowed
+ * @property {boolean} [force] set a schema that is not compatible with the last one
  */
 /**
  * A tag to match: exactly, or by its beginning.
@@ -771,6 +779,24 @@ export class Topics {
         live: number;
         deleted: number;
         lost: number;
+    }>;
+    /**
+     * Return a version of the schema of a topic, by default the last one.
+     * @param {string} topic
+     * @param {{version?: number, signal?: AbortSignal}} [options]
+     * @returns {Promise<{topic: string, version: number, versions: number, active: boolean, schema: Record<string, any>, schema_mode: string, compatibility: string}>}
+     */
+    schema(topic: string, options?: {
+        version?: number;
+        signal?: AbortSignal;
+    }): Promise<{
+        topic: string;
+        version: number;
+        versions: number;
+        active: boolean;
+        schema: Record<string, any>;
+        schema_mode: string;
+        compatibility: string;
     }>;
     /**
      * Report that an archive has every record of this epoch of the topic up to `seq`. An archive that deletes archived
@@ -1490,6 +1516,22 @@ export type TopicConfig = {
     archive?: {
         hold?: boolean;
     } | null | undefined;
+    /**
+     * JSON Schema 2020-12 for `data`; null is none
+     */
+    schema?: Record<string, any> | null | undefined;
+    /**
+     * what becomes of a record that does not match: `reject` by default
+     */
+    schemaMode?: "reject" | "warn" | "off" | undefined;
+    /**
+     * which changes of the schema are allowed
+     */
+    compatibility?: "backward" | "forward" | "full" | "none" | undefined;
+    /**
+     * set a schema that is not compatible with the last one
+     */
+    force?: boolean | undefined;
 };
 /**
  * A tag to match: exactly, or by its beginning.

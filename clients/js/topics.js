@@ -89,6 +89,8 @@ export class RouterCycle extends TopicsError {}
 /** The topic or router exists with a configuration that excludes this one. */
 export class TopicExistsIncompatible extends TopicsError {}
 /** The topic holds records, and `ifEmpty` was set. */
+export class SchemaViolation extends TopicsError {}
+export class SchemaIncompatible extends TopicsError {}
 export class TopicNotEmpty extends TopicsError {}
 /** The topic is not a queue. */
 export class NotAQueue extends TopicsError {}
@@ -150,6 +152,8 @@ const ERRORS = {
   consumer_moved: ConsumerMoved,
   router_cycle: RouterCycle,
   topic_exists_incompatible: TopicExistsIncompatible,
+  schema_violation: SchemaViolation,
+  schema_incompatible: SchemaIncompatible,
   topic_not_empty: TopicNotEmpty,
   not_a_queue: NotAQueue,
   epoch_mismatch: EpochMismatch,
@@ -778,6 +782,7 @@ const CONFIG = [
   "type", "ttlMs", "capRecords", "capBytes", "discard", "durable", "durability", "priority", "autoPriority", "autoCreate",
   "idempotencyWindowMs", "dedupeNode", "leaseMs", "claimJitterMs", "maxDeliveries", "deadLetter", "leasesDurable", "retry", "maxInFlight",
   "maxInFlightPerKey", "rate", "ratePerKey", "paused", "defaults", "archive",
+  "schema", "schemaMode", "compatibility", "force",
 ]
 const TIMING = ["cron", "everyMs", "timezone", "startsAt", "endsAt"]
 const RECORD = ["tag", "node", "meta", "priority", "delayMs", "deliverAt", "key", "unique"]
@@ -811,6 +816,7 @@ const OPTIONS = {
   read: [...RANGE, "limit", "maxBatchBytes"],
   scan: [...RANGE, "uptoSeq"],
   delete: ["beforeSeq", "match", "seqs", "epoch", "dryRun"],
+  schema: ["version", "signal"],
   timeline: ["fromSeq", "toSeq", "ranges", "signal"],
   reportArchived: ["seq", "epoch", "trimmedSeq"],
   putConsumer: ["seq", "epoch", "ifSeq", "meta", "expireMs", "hold", "maxHoldBytes", ...CALL],
@@ -988,6 +994,10 @@ function finite(key, value) {
  * @property {boolean} [paused] the queue gives out no jobs
  * @property {"contract"|"safe"} [defaults] of a new queue: `safe` by default, which is `discard: "reject"` and `leasesDurable`
  * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
+ * @property {Record<string, any>|null} [schema] JSON Schema 2020-12 for `data`; null is none
+ * @property {"reject"|"warn"|"off"} [schemaMode] what becomes of a record that does not match: `reject` by default
+ * @property {"backward"|"forward"|"full"|"none"} [compatibility] which changes of the schema are allowed
+ * @property {boolean} [force] set a schema that is not compatible with the last one
  */
 
 /**
@@ -1709,6 +1719,18 @@ export class Topics {
     const { signal, ...window } = checked("timeline", options)
     const query = Object.entries(wire(window)).map(([key, value]) => [key, String(value)])
     return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}/timeline?${new URLSearchParams(query)}`, { signal })
+  }
+
+  /**
+   * Return a version of the schema of a topic, by default the last one.
+   * @param {string} topic
+   * @param {{version?: number, signal?: AbortSignal}} [options]
+   * @returns {Promise<{topic: string, version: number, versions: number, active: boolean, schema: Record<string, any>, schema_mode: string, compatibility: string}>}
+   */
+  async schema(topic, options = {}) {
+    const { signal, version } = checked("schema", options)
+    const query = version === undefined ? "" : `?version=${version}`
+    return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}/schema${query}`, { signal })
   }
 
   /**

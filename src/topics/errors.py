@@ -11,6 +11,7 @@ class Code(StrEnum):
     retryable: bool
 
     INVALID_REQUEST = "invalid_request", 400, False
+    SCHEMA_VIOLATION = "schema_violation", 400, False
     BATCH_TOO_LARGE = "batch_too_large", 400, False
     RECORD_TOO_LARGE = "record_too_large", 400, False
     UNAUTHORIZED = "unauthorized", 401, False
@@ -25,6 +26,7 @@ class Code(StrEnum):
     REQUEST_TIMEOUT = "request_timeout", 408, True
     ROUTER_CYCLE = "router_cycle", 409, False
     TOPIC_EXISTS_INCOMPATIBLE = "topic_exists_incompatible", 409, False
+    SCHEMA_INCOMPATIBLE = "schema_incompatible", 409, False
     TOPIC_NOT_EMPTY = "topic_not_empty", 409, False
     NOT_A_QUEUE = "not_a_queue", 409, False
     EPOCH_MISMATCH = "epoch_mismatch", 409, False

@@ -31,6 +31,11 @@ ROWS: dict[str, Row] = {
     "ls": Row("", "orders"),
     "create": Row("made-WAY --cap-records 5", "created made-WAY"),
     "config": Row("orders --ttl 7d", "7 d"),
+    "schema show": Row("typed", "version 1 of 1, mode reject"),
+    "schema set": Row("typed --mode reject", "version 1, mode reject"),
+    "schema rm": Row("untyped-WAY", "not checked any more"),
+    "schema types": Row("typed", "export interface Typed {", form=TEXT),
+    "schema infer": Row("orders", '"type": "integer"', form=TEXT),
     "state": Row("orders", "records"),
     "rm": Row("old-WAY --yes", "removed old-WAY"),
     "append": Row("orders 1 --tag t 2", "appended 2 records"),
@@ -138,6 +143,7 @@ def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
         send("POST", f"topics/{topic}", {"records": [{"data": n} for n in range(count)]})
 
     append("orders", 3)
+    send("PUT", "topics/typed", {"schema": {"properties": {"sku": {"type": "string"}}}})
     send("PUT", "topics/capped", {"cap_records": 2})
     append("capped", 5)
     send("PUT", "topics/mail", {"type": "queue", "max_deliveries": 9, "dead_letter": "mail.dead"})
@@ -149,6 +155,7 @@ def world(server: ServerProcess, cli: Cli, directory: Path) -> Path:
     cli.pipe("context", "add", "here", "--url", server.url)
     for way in ("pipe", "terminal"):
         append(f"old-{way}", 1)
+        send("PUT", f"topics/untyped-{way}", {"schema": {}})
         send("PUT", f"topics/work-{way}", {"type": "queue"})
         append(f"work-{way}", 1)
         send("PUT", f"topics/idle-{way}", {"type": "queue"})

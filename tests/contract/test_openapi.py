@@ -219,6 +219,7 @@ def test_every_request_and_answer_with_a_body_has_an_example(document: Any):
 def test_examples_are_what_a_server_answers(start_server: Any, connect: Any):
     api = connect(start_server())
     api.put("emails-dead")
+    api.put("invoices", schema={"type": "object", "required": ["sku"]})
     api.put("emails", type="queue", dead_letter="emails-dead", max_deliveries=5)
     jobs = [{"data": {"to": f"{name}@example.org"}} for name in "abc"]
     api.append("emails", jobs, node="shop")

@@ -34,6 +34,10 @@ DEFAULTS = {
     "rate_per_key": None,
     "paused": False,
     "archive": None,
+    "schema": None,
+    "schema_mode": "reject",
+    "compatibility": "backward",
+    "schema_versions": [],
 }
 
 

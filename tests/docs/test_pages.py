@@ -37,7 +37,7 @@ def test_every_error_code_has_an_explanation() -> None:
 def test_topics_page_lists_every_field_with_its_default() -> None:
     text = (ROOT / "docs/guide/topics.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", text.partition("### Every field")[2], re.MULTILINE))
-    defaults = {"null": None, "true": True, "false": False}
+    defaults = {"null": None, "true": True, "false": False, "[]": ()}
     shown = {name: rows[name].removesuffix(", off") for name in TopicConfig.__struct_fields__}
     for name, default in zip(TopicConfig.__struct_fields__, TopicConfig.__struct_defaults__, strict=True):
         value = shown[name].strip("`")

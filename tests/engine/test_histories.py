@@ -126,6 +126,11 @@ records = st.builds(
     node=maybe_node,
     meta=st.sampled_from([None, None, None, "{}", '{"m":\n1}', "null"]),
 )
+SCHEMAS = (
+    {"type": ["integer", "string", "null", "object", "array"]},
+    {"type": ["integer", "string", "object"]},
+    {"type": "object", "properties": {"k": {"maxItems": 3}}},
+)
 patches = st.builds(
     ConfigPatch,
     ttl_ms=st.sampled_from([0, 0, 40, 100]),
@@ -135,6 +140,9 @@ patches = st.builds(
     dedupe_node=st.sampled_from([True, True, False]),
     idempotency_window_ms=st.sampled_from([0, 50, 1000]),
     durability=st.sampled_from(["ephemeral", "memory", "disk", "fsync", "fsync"]),
+    schema=st.sampled_from([UNSET, UNSET, UNSET, UNSET, None, *SCHEMAS]),
+    schema_mode=st.sampled_from([UNSET, UNSET, "reject", "warn", "off"]),
+    compatibility=st.sampled_from([UNSET, UNSET, "none", "full"]),
     archive=st.sampled_from([None, None, ArchiveConfig(), ArchiveConfig(hold=True), ArchiveConfig(hold=True)]),
 )
 matches = st.builds(TagMatch, st.just("Eq"), st.sampled_from([*TAGS, "nobody"])) | st.builds(

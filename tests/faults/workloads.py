@@ -97,6 +97,7 @@ STEPS: dict[str, Step] = {
     "delete_disk": _if_present("d", lambda client: client.delete("d", tag="t")),
     "cap": lambda client: client.put("f", cap_records=2, durability="fsync"),
     "ttl": lambda client: client.put("d", ttl_ms=4_000),
+    "schema": lambda client: client.put("f", schema={"$comment": str(client._number)}, durability="fsync"),
     "to_ephemeral": lambda client: client.put("f", durability="ephemeral"),
     "to_disk": lambda client: client.put("f", durability="disk"),
     "to_fsync": lambda client: client.put("f", durability="fsync"),

@@ -5,9 +5,11 @@ and shares only the vocabulary with the engine, so the two agree only if both ar
 order, at the current time of the clock.
 """
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import jsonschema
 from msgspec import UNSET
 
 from tests.reference import oracle_consumers
@@ -146,6 +148,7 @@ class Oracle:
         key = request.idempotency_key
         if key is not None and (seen := topic.written_with(key, now)) is not None:
             return Landed(seen.first, seen.last, topic.head, deduped=True)
+        _check_schema(topic, request)
         topic.expire(now)
         ts = max([now, *(fact.ts for fact in topic.facts[-1:])])
         added = _facts(request, topic.head + 1, ts)
@@ -206,6 +209,15 @@ class Oracle:
         oldest_ms = seen.at_ms - topic.config.idempotency_window_ms
         topic.keys = {other: old for other, old in topic.keys.items() if old.at_ms >= oldest_ms}
         topic.keys[key] = seen
+
+
+def _check_schema(topic: ModelTopic, request: WriteRequest) -> None:
+    """Raise if a record does not match the schema. Another library than the server's decides that."""
+    schema, mode = topic.config.schema, topic.config.schema_mode
+    if schema is not None and mode == "reject":
+        validator = jsonschema.Draft202012Validator(schema)
+        if not all(validator.is_valid(json.loads(bytes(record.data))) for record in request.records):
+            raise TopicsError(Code.SCHEMA_VIOLATION, "a record does not match")
 
 
 def _start(topic: ModelTopic, from_seq: int, from_ts: int | None, other_epoch: bool) -> tuple[int, ModelGap | None]:

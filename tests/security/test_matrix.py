@@ -98,6 +98,7 @@ RULES: dict[str, Rule] = {
     "POST /v0/keys/{key}/rotate": Rule("admin", dict),
     "DELETE /v0/keys/{key}": Rule("admin"),
     "GET /v0/samples": Rule("read"),
+    "GET /v0/topics/{topic}/schema": Rule("read"),
     "GET /v0/topics/{topic}/timeline": Rule("read"),
     "GET /": Rule(anyone=True),
     "GET /console": Rule(anyone=True),

@@ -38,6 +38,7 @@ SCOPES = {
     "drop topic": "delete",
     "append": "write",
     "publish with config": "write admin",
+    "read schema": "read",
     "read timeline": "read",
     "diff": "read",
     "diff as consumer": "read write",

@@ -159,6 +159,7 @@ CALLS: list[tuple[str, Call]] = [
     ("openapi", lambda t: t.openapi()),
     ("samples", lambda t: t.samples()),
     ("whoami", lambda t: t.whoami()),
+    ("schema", lambda t: t.schema("a")),
     ("timeline", lambda t: t.timeline("a")),
 ]
 

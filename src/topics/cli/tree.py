@@ -33,6 +33,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("ls", "data.topics", "list topics with their sizes, rates, losses and lag"),
         Row("create", "data.topics", "create a topic or a queue"),
         Row("config", "data.topics", "show or change the configuration of a topic"),
+        Row("schema", "data.schema", "show, set and infer the schema of a topic, and write its types"),
         Row("state", "data.topics", "show the state of a topic"),
         Row("rm", "data.topics", "remove topics with everything in them"),
         Row("append", "data.append", "append records, from arguments or from a pipe"),

@@ -75,6 +75,12 @@ class TopicExistsIncompatible(TopicsError):
     """The topic or router exists with a configuration that excludes this one."""
 
 
+class SchemaViolation(TopicsError): ...
+
+
+class SchemaIncompatible(TopicsError): ...
+
+
 class TopicNotEmpty(TopicsError): ...
 
 

@@ -317,6 +317,10 @@ class Config(TypedDict, total=False):
     paused: bool
     defaults: Literal["contract", "safe"]
     archive: ArchiveConfig | None
+    schema: dict[str, Any] | None
+    schema_mode: Literal["reject", "warn", "off"]
+    compatibility: Literal["backward", "forward", "full", "none"]
+    force: bool
 
 
 class ScheduleOptions(TypedDict, total=False):

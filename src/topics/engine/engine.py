@@ -73,7 +73,7 @@ class Engine:
         self.access = Access(staging)
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
-        appends = Appends(staging)
+        self.appends = appends = Appends(staging)
         self.append, self.render_large = appends.append, appends.render_large
         self.delete_records = partial(delete.delete_records, staging)
         self.delete_seqs = partial(delete.delete_seqs, staging)

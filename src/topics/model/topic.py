@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
 
 from topics.errors import Code, TopicsError, invalid
+from topics.model import schemas
 from topics.model.names import check_topic
+from topics.model.schemas import Compatibility, SchemaMode
 
 U64_MAX = 2**64 - 1
 
@@ -89,6 +91,10 @@ class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     rate_per_key: Rate | None = None
     paused: bool = False
     archive: ArchiveConfig | None = None
+    schema: Annotated[dict[str, Any] | None, "JSON Schema 2020-12 for `data`"] = None
+    schema_mode: SchemaMode = "reject"
+    compatibility: Compatibility = "backward"
+    schema_versions: Annotated[tuple[dict[str, Any], ...], "every schema that the topic has had, oldest first"] = ()
 
 
 _Omittable: Any = defstruct(
@@ -107,6 +113,7 @@ class ConfigPatch(_Omittable, frozen=True, kw_only=True, forbid_unknown_fields=T
         Literal["contract", "safe"],
         "safe: a new queue has `discard: reject` and `leases_durable`, unless the request says otherwise",
     ] = "contract"
+    force: Annotated[bool, "set a schema that is not compatible with the last one"] = False
 
 
 DEFAULT_CONFIG = TopicConfig()
@@ -136,11 +143,14 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         kept = current.durability if current is not None and given["durable"] == current.durable else None
         given["durability"] = kept if kept in SYNCED else "fsync" if given["durable"] else "disk"
     is_safe = given.pop("defaults") == "safe" and given.get("type") == "queue"
+    force = given.pop("force")
     merged = structs.replace(current or (SAFE_QUEUE if is_safe else DEFAULT_CONFIG), **given)
     if merged.dead_letter is not None:
         check_topic(merged.dead_letter, field="dead_letter")
         if merged.dead_letter == name:
             raise invalid("dead_letter is the queue itself; name another topic", field="dead_letter")
+    if "schema" in given or "schema_versions" in given:
+        merged = structs.replace(merged, schema_versions=schemas.checked(name, current, merged, force=force))
     return structs.replace(
         merged,
         durable=merged.durability in SYNCED,

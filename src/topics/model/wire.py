@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, inspect
 
 from topics.errors import Code, TopicsError, invalid
+from topics.model.schemas import Compatibility, SchemaMode
 from topics.model.topic import U64, TopicConfig
 
 Json = Annotated[Any, Meta(description="any JSON value")]
@@ -78,6 +79,19 @@ class TopicPut(Struct):
     config: Annotated[TopicConfig, "the complete configuration after the request"]
     performance: Performance
     warnings: Annotated[list[str] | UnsetType, "what the configuration does not do, although it may seem so"] = UNSET
+
+
+class SchemaState(Struct):
+    """A version of the schema of a topic."""
+
+    topic: str
+    version: U64
+    versions: Annotated[U64, "the number of versions that the topic has had; they are counted from 1"]
+    active: Annotated[bool, "whether new records are checked against this version"]
+    schema: Annotated[dict[str, Any], "JSON Schema 2020-12"]
+    schema_mode: SchemaMode
+    compatibility: Compatibility
+    performance: Performance
 
 
 class QueueCounts(Struct, omit_defaults=True):

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from topics.plurals import counted
-from topics.spark.options import BadOption, with_absolute_paths
+from topics.spark.options import BadOption, read_options, with_absolute_paths
+from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES
 from topics.spark.sql import kinds
@@ -61,13 +62,30 @@ def table(
 
 
 def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> t.StructType:
-    """Return the schema of `data` in the first `sample` records. Raise `ValueError` if none is a JSON object."""
-    frame = spark.read.format("topics").options(**_given(topic, options)).load()
+    """Return the schema of `data`: that of the topic, else one for the first `sample` records.
+
+    Raise `ValueError` if none of these is a JSON object.
+    """
+    given = _given(topic, options)
+    if (declared := _declared(topic, given)) is not None:
+        return declared
+    frame = spark.read.format("topics").options(**given).load()
     rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
     kind = kinds.of_texts(row.data for row in rows)
     if not isinstance(kind, dict) or not kind:
         raise ValueError(f"topic {topic}: no JSON object among {counted(len(rows), 'record')}; pass a schema")
     return _struct(t.DataType.fromDDL(kinds.ddl(kind)))
+
+
+def _declared(topic: str, given: dict[str, str]) -> t.StructType | None:
+    """Return the fields that the schema of the topic names, if it has one and its server is read."""
+    options = read_options(given)
+    if options.path is not None or options.lake_only:
+        return None
+    with client_for(options.connection) as client:
+        state = state_of(client, topic)
+    kind = None if state is None else kinds.of_schema(state.config.schema)
+    return _struct(t.DataType.fromDDL(kinds.ddl(kind))) if isinstance(kind, dict) and kind else None
 
 
 def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:

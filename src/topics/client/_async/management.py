@@ -125,6 +125,14 @@ class AsyncManagementCalls(AsyncCalls):
         path = topic_path(topic, "timeline", from_seq=from_seq, to_seq=to_seq, ranges=ranges)
         return await self._http.call("GET", path, inspection.TimelineAnswer)
 
+    async def schema(self, topic: str, *, version: int | None = None) -> wire.SchemaState:
+        """Return a version of the topic's schema, by default the last one. Raises `NotFound` if there is none.
+
+        await topics.put_topic("orders", schema={"type": "object", "required": ["sku"]})
+        print((await topics.schema("orders")).schema)
+        """
+        return await self._http.call("GET", topic_path(topic, "schema", version=version), wire.SchemaState)
+
     async def report_archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> wire.ArchivedAnswer:
         """Report that an archive has every record of this epoch of the topic up to `seq`.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from topics.engine import retention
@@ -15,6 +17,7 @@ from topics.engine.write.render import joined, render
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.errors import Code, TopicsError, invalid, topic_not_found
+from topics.model import schemas
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, PlainWriteRequest, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
@@ -25,6 +28,7 @@ Name = str | tuple[str]  # an idempotency key, or the key of a unique job
 
 NO_PATCH = ConfigPatch()
 LARGE_TRIES = 3  # to render a large write while others move its first seq past a power of ten
+STEP_RECORDS = 64  # of a large write that are checked per step: about half a millisecond
 MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: they add less than a mebibyte to its entry
 FOLLOWER_MAX_BYTES = 4096
 
@@ -41,6 +45,8 @@ class Appended(Struct, gc=False):
 class Appends:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self.warning: str | None = None  # of the last append, for a topic that only warns; its caller takes it
+        self._matching: dict[int, tuple[WriteRequest, dict[str, Any]]] = {}  # by identity, see `check_schema`
         # Without a detour through `staging`: `append` is the hottest path.
         self._state = staging.state
         self._commits = staging.commits
@@ -72,6 +78,39 @@ class Appends:
                 return blob
         return None
 
+    def check_schema(self, name: str, request: WriteRequest) -> Steps[None]:
+        """Check a large write in steps, before `append`, which repeats that only if the schema has changed since.
+
+        The caller calls `end_check` after the append.
+        """
+        topic = self._staging.topics.get(name)
+        if topic is None or (schema := topic.config.schema) is None or topic.config.schema_mode != "reject":
+            return
+        for low in range(0, len(request.records), STEP_RECORDS):
+            if (error := schemas.violation(schema, request.records, low, low + STEP_RECORDS)) is not None:
+                raise error
+            yield None
+        self._matching[id(request)] = request, schema
+
+    def end_check(self, request: WriteRequest) -> None:
+        self._matching.pop(id(request), None)
+
+    def take_warning(self) -> str:
+        found, self.warning = self.warning, None
+        return found or ""
+
+    def _check(self, config: TopicConfig, request: WriteRequest) -> str | None:
+        """Raise `schema_violation`, or return a warning, if a record does not match the schema of its topic."""
+        schema = config.schema
+        if schema is None or config.schema_mode == "off":
+            return None
+        if self._matching and (found := self._matching.get(id(request))) is not None and found[1] is schema:
+            return None
+        error = schemas.violation(schema, request.records)
+        if error is not None and config.schema_mode == "reject":
+            raise error
+        return None if error is None else error.message
+
     def append(self, name: str, request: WriteRequest, blob: LargeBlob | None = None) -> Ticket:
         """Stage a write, and the creation of its topic if need be. Ends with `Appended`.
 
@@ -101,6 +140,7 @@ class Appends:
                 names.append((unique.key,))
         if topic is None:
             return self._append_creating(name, request, now, blob)
+        warning = None if topic.config.schema is None else self._check(topic.config, request)
         ts = topic.last_ts
         if now > ts:
             ts = now
@@ -117,6 +157,7 @@ class Appends:
             staging.check_room(config, topic, entry, now)
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
             if (behind := _follow(leader, entry)) is not None:
+                self.warning = warning
                 return behind
         logged, durability = staging.logged, config.durability
         frame: Frames | None = None
@@ -132,6 +173,7 @@ class Appends:
         commits.turn_ms = now
         if blob is not None:
             commits.has_large = True
+        self.warning = warning
         return ticket
 
     def _hold_names(self, topic: Topic, names: list[Name], ticket: Ticket) -> None:
@@ -161,11 +203,13 @@ class Appends:
         if not self._limits.may_create(name):
             what = f'topic "{name}" does not exist, and TOPICS_AUTO_CREATE lets no write create it'
             raise TopicsError(Code.TOPIC_NOT_FOUND, what, detail={"topic": name, "reason": "auto_create"})
+        warning = None if config.schema is None else self._check(config, request)
         entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
         check_terms(config, request, entry)
         staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
         entry.topic_id = create.topic_id
+        self.warning = warning
 
         def take_effect(topic: Topic) -> Appended:
             staging.land(topic, entry)

@@ -125,6 +125,7 @@ PUBLISH_CONFIGURED = Operation(
     names={"config.dead_letter": _inline_dead_letter},
     activity="publish",
 )
+READ_SCHEMA = Operation("read schema", Scope.READ)
 READ_TIMELINE = Operation("read timeline", Scope.READ)
 DIFF = Operation("diff", Scope.READ, activity="diff")
 # Reading by name begins and moves a consumer, so it needs what storing one needs.

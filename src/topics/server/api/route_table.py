@@ -42,6 +42,10 @@ ROUTES = [
         query=(Parameter("from_seq", int, 1), Parameter("to_seq", int), Parameter("ranges", int, inspection.RANGES)),
     ),
     Route(
+        "GET", "/v0/topics/{topic}/schema", topics.get_schema, operations.READ_SCHEMA,
+        answers={200: wire.SchemaState}, query=(Parameter("version", int),),
+    ),
+    Route(
         "DELETE", "/v0/topics/{topic}", topics.drop_topic, operations.DROP_TOPIC, answers={200: wire.TopicDropped},
         query=(Parameter("if_empty", bool, False),),
     ),

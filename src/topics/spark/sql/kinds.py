@@ -13,10 +13,14 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from topics.lake import TypedColumns
+from topics.lake.columns import BadColumns
+
 Kind: TypeAlias = "str | dict[str, Any] | list[Any] | None"
 
 TEXT, BIGINT, DOUBLE = "string", "bigint", "double"
 _ARROW = {TEXT: pa.string(), BIGINT: pa.int64(), DOUBLE: pa.float64(), "boolean": pa.bool_()}
+_OF_SCHEMA = {"string": TEXT, "integer": BIGINT, "number": DOUBLE, "boolean": "boolean"}
 _LIMIT = 1 << 63
 
 
@@ -28,10 +32,38 @@ def of_texts(texts: Iterable[str]) -> Kind:
         with suppress(msgspec.DecodeError, RecursionError):
             kind = _of(msgspec.json.decode(text))
             if isinstance(kind, dict):
-                objects = _merged(objects, kind)
+                objects = merged(objects, kind)
             elif isinstance(kind, list):
-                arrays = _merged(arrays, kind)
+                arrays = merged(arrays, kind)
     return objects if objects is not None else arrays
+
+
+def of_schema(schema: Any) -> Kind:
+    """Return the type that a JSON Schema gives to values; None where it gives none, or refers to another part."""
+    if not isinstance(schema, dict):
+        return None
+    given = schema.get("type", "object" if "properties" in schema else None)
+    kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
+    match kinds:
+        case ["object"]:
+            return {name: of_schema(inner) for name, inner in schema.get("properties", {}).items()}
+        case ["array"]:
+            return [of_schema(schema.get("items"))]
+        case [str(one)]:
+            return _OF_SCHEMA.get(one)
+    return TEXT if len(kinds) > 1 else None
+
+
+def columns(schema: Any) -> TypedColumns:
+    """Return the typed columns of a lake for a JSON Schema: its fields that are numbers, texts or true or false."""
+    kind = of_schema(schema)
+    found: dict[str, tuple[str, str]] = {}
+    for name, inner in (kind if isinstance(kind, dict) else {}).items():
+        with suppress(BadColumns):  # a name that no column can have
+            if isinstance(inner, str) and "`" not in name:
+                [field] = TypedColumns.parse(f"`{name}` {inner}").fields
+                found.setdefault(name.lower(), field)
+    return TypedColumns(tuple(found.values()))
 
 
 def _of(value: Any) -> Kind:
@@ -47,23 +79,23 @@ def _of(value: Any) -> Kind:
         case list():
             element: Kind = None
             for one in value:
-                element = _merged(element, _of(one))
+                element = merged(element, _of(one))
             return [element]
         case dict():
             return {name: _of(inner) for name, inner in value.items()}
     return TEXT
 
 
-def _merged(one: Kind, other: Kind) -> Kind:
+def merged(one: Kind, other: Kind) -> Kind:
     """Return the type that values of both types fit: text if there is no other."""
     if one is None or one == other:
         return other
     if other is None:
         return one
     if isinstance(one, dict) and isinstance(other, dict):
-        return {name: _merged(one.get(name), other.get(name)) for name in {**one, **other}}
+        return {name: merged(one.get(name), other.get(name)) for name in {**one, **other}}
     if isinstance(one, list) and isinstance(other, list):
-        return [_merged(one[0], other[0])]
+        return [merged(one[0], other[0])]
     return DOUBLE if {BIGINT, DOUBLE} == {str(one), str(other)} else TEXT
 
 

@@ -20,7 +20,7 @@ from topics.lake.files import NO_COLUMNS
 from topics.plurals import counted
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options, with_absolute_paths
-from topics.spark.source.catalog import catalog_of, client_for
+from topics.spark.source.catalog import catalog_of, client_for, state_of
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
@@ -194,8 +194,17 @@ class Tables:
         """Return the type of the JSON in a column, from the first and last records, and the number of samples."""
         if (table, column) not in self._kinds:
             texts = [text for text in self._sample(table, column) if text is not None]
-            self._kinds[table, column] = kinds.of_texts(texts), len(texts)
+            declared = kinds.of_schema(self._schema(table)) if column == "data" else None
+            self._kinds[table, column] = kinds.merged(declared, kinds.of_texts(texts)), len(texts)
         return self._kinds[table, column]
+
+    def _schema(self, table: str) -> Any:
+        """Return the schema of a topic of a server, or None."""
+        if self._options.get("path") is not None or self._options.get("lakeOnly") == "true" or table.endswith("*"):
+            return None
+        with client_for(connection(known(self._options, KNOWN_OPTIONS))) as client:
+            state = state_of(client, table)
+        return None if state is None else state.config.schema
 
     def _sample(self, table: str, column: str) -> Iterable[str | None]:
         """Yield values from both ends of each topic."""

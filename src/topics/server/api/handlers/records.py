@@ -23,6 +23,7 @@ from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.http.request import query_string
+from topics.server.http.request.unknown_fields import note
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import json_when_done, shown_ms, when_done
 from topics.server.push import scan_formats as formats
@@ -45,18 +46,26 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
     encode = _appended_listing if with_seqs else partial(_appended, seqs="")
     if services.throttle.pressed:
-        return services.throttle.append(call.params["topic"], write, request, encode, blob)
-    return when_done(services.engine.append(call.params["topic"], write, blob), request, encode)
+        answer = services.throttle.append(call.params["topic"], write, request, encode, blob)
+    else:
+        answer = when_done(services.engine.append(call.params["topic"], write, blob), request, encode)
+    if services.engine.appends.warning is not None:
+        note(call, [services.engine.appends.take_warning()])
+    return answer
 
 
 def _append_large(services: Services, call: Call) -> Steps[Answer]:
-    body_bytes = len(call.request.body)
-    call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits, call)
-    bind(call.caller, call.wanted)
+    body_bytes, engine = len(call.request.body), services.engine
+    call.wanted = write = yield from decode_write_steps(call.request.body, engine.limits, call)
+    bind(call.caller, write)
     blob = None
-    if body_bytes > large_render.LARGE_BYTES:
-        blob = yield from services.engine.render_large(call.params["topic"], call.wanted)
-    return with_warnings(call, (yield from once_loaded(lambda: append(services, call, blob))))
+    try:
+        yield from engine.appends.check_schema(call.params["topic"], write)
+        if body_bytes > large_render.LARGE_BYTES:
+            blob = yield from engine.render_large(call.params["topic"], write)
+        return with_warnings(call, (yield from once_loaded(lambda: append(services, call, blob))))
+    finally:
+        engine.appends.end_check(write)
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:

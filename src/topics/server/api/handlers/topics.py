@@ -9,6 +9,7 @@ from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
+from topics.errors import Code, TopicsError
 from topics.model import wire
 from topics.model.topic import warnings_of
 from topics.model.wire import Performance, check_u64
@@ -48,6 +49,24 @@ def get_topic(services: Services, call: Call) -> Answer:
         trimmed_seq=topic.trimmed or None,
     )
     answer.archive = archived.standing(topic, services.runtime.clock.now_ms())
+    return json_answer(200, answer)
+
+
+def get_schema(services: Services, call: Call) -> Answer:
+    """Return a version of the schema of a topic: the present one, or the last one if it has none now."""
+    topic = services.engine.topic(call.params["topic"])
+    config, query = topic.config, query_string.parse(call.request.query)
+    versions = config.schema_versions
+    version = query_string.number(query, "version", default=len(versions))
+    if not 1 <= version <= len(versions):
+        what = f"it has versions 1 to {len(versions)}" if versions else "it has no schema"
+        message = f'topic "{topic.name}" has no version {version} of its schema: {what}'
+        raise TopicsError(Code.NOT_FOUND, message, detail={"topic": topic.name, "versions": len(versions)})
+    is_active = config.schema is not None and version == len(versions)
+    answer = wire.SchemaState(
+        topic.name, version, len(versions), is_active, versions[version - 1], config.schema_mode, config.compatibility,
+        performance(call.request),
+    )  # fmt: skip
     return json_answer(200, answer)
 
 

@@ -13,7 +13,7 @@ from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.commit import Ticket
-from topics.engine.write.large_render import LARGE_BYTES
+from topics.engine.write.large_render import LARGE_BYTES, LargeBlob
 from topics.errors import TopicsError, invalid
 from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
@@ -252,11 +252,22 @@ class SocketCommands:
             self.unacked_bytes += size_bytes
             ticket.on_done(ended)
 
+        def append(blob: LargeBlob | None = None) -> Ticket:
+            nonlocal warnings
+            ticket = engine.append(name, write, blob)
+            if engine.appends.warning is not None:
+                warnings = [*(warnings or []), engine.appends.take_warning()]
+            return ticket
+
         def large() -> Steps[Ticket]:
-            blob = yield from engine.render_large(name, write)
-            return (yield from once_loaded(lambda: engine.append(name, write, blob)))
+            try:
+                yield from engine.appends.check_schema(name, write)
+                blob = yield from engine.render_large(name, write)
+                return (yield from once_loaded(lambda: append(blob)))
+            finally:
+                engine.appends.end_check(write)
 
         if size_bytes > LARGE_BYTES:
             self._run_in_slices(large(), staged, request_id)
         else:
-            staged(engine.append(name, write))
+            staged(append())

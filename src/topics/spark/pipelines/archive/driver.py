@@ -30,6 +30,7 @@ from topics.spark.pipelines.run.tasks import Tasks, in_threads
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
+from topics.spark.sql import kinds
 from topics.spark.topic_names import Selection
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
@@ -335,12 +336,22 @@ class _ArchiveRun(ArchiveState):
             wanted = self.wanted_columns.get(topic) or self.wanted_columns.get(EVERY_TOPIC)
             if wanted is not None:
                 table.add_columns(wanted)
+            elif fields := self._fields(topic):
+                table.state()
+                known = {name.lower() for name, _ in table.typed().fields}  # also of another type, from --columns
+                table.add_columns(TypedColumns(tuple(one for one in fields if one[0].lower() not in known)))
             return table.typed()
 
         try:
             self._typed.update(zip(topics, in_threads(topics, prepare), strict=True))
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
+
+    def _fields(self, topic: str) -> tuple[tuple[str, str], ...]:
+        """Return the typed columns that the schema of a topic gives it."""
+        with self.job.client(self.url) as client:
+            found = state_of(client, topic)
+        return () if found is None or found.config.schema is None else kinds.columns(found.config.schema).fields
 
     def _commit(self, base: Snapshot, done: list[state.Done], extents: list[TopicExtent]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
