@@ -212,17 +212,16 @@ class PipelineJob:
         elif self._warm() is not None:
             why = "started by `topics spark start`"
         found = choose(asked=self._wants_spark, spark_only=spark_only, why=why)
-        must_start = found.engine == "spark" and self._spark is None
-        if self.report.execution is None or self.report.execution.engine != found.engine:
+        is_new = self.report.execution is None or self.report.execution.engine != found.engine
+        if is_new:
             self.report.execution = found
             self.progress.step(found.reason)
-            if self._step and not must_start:
-                self.progress.step(self._step)
-        if found.engine == "process":
-            return Tasks()
-        if must_start:
+        if found.engine == "spark" and self._spark is None:
             self._check_installed(spark_only, avoidable=spark_only is None and self._wants_spark is None)
-        return Tasks(self.spark)
+        tasks = Tasks(self.spark if found.engine == "spark" else None)
+        if is_new and self._step and not self._owns_spark:  # a start of Spark has shown its own steps
+            self.progress.step(self._step)
+        return tasks
 
     def run(
         self,
