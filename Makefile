@@ -91,8 +91,8 @@ torture: $(READY_DEV) $(SYNC) ## run the long tests, about an hour; resumes, FRE
 kills: $(READY_DEV) $(SYNC) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)
 
-soak: $(READY_DEV) $(SYNC) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 kills it at intervals
-	$(PYTHON) -m tests.faults.soak .soak --seconds $(SECONDS) --restart $(RESTART)
+soak: $(READY_DEV) $(SYNC) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 kills it at intervals, FAULTS=slow,stop,unread,kill injects faults
+	$(PYTHON) -m tests.faults.soak .soak --seconds $(SECONDS) --restart $(RESTART) --faults "$(FAULTS)"
 
 bench: $(READY_DEV) $(SYNC) ## run the benchmarks against their peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))

@@ -20,11 +20,13 @@ from tests.faults.soak.watchers import View, WatchPart
 
 
 def test_short_soak_with_a_kill_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(tmp_path), "--seconds", "5", "--restart", "3", "--seed", "3"]
+    words = [str(tmp_path), "--seconds", "5", "--restart", "4", "--seed", "3", "--faults", "slow"]
     assert command.main(words) == 0, capsys.readouterr().out
     report = capsys.readouterr().out
     assert "soak: PASSED" in report
     assert "1 kills" in report
+    assert "faults: 1 slow" in report
+    assert "p99 ms" in report
     assert list(tmp_path.iterdir()) == []
 
 

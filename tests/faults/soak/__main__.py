@@ -40,14 +40,19 @@ def main(words: list[str] | None = None) -> int:
         "--restart", type=float, default=0, help="kill -9 the server every so many seconds (default never)"
     )
     parser.add_argument("--only", default="", help="parts of the load, such as work,flow,live (default all)")
+    parser.add_argument(
+        "--faults", default="", help="faults at equal distances, such as slow,stop,unread,kill (default none)"
+    )
     args = parser.parse_args(words)
     work = args.directory / f"soak-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     work.mkdir(parents=True)
     soak = Soak(
-        work, seconds=args.seconds, seed=args.seed, sync_ms=args.sync_ms, restart_s=args.restart, only=args.only
-    )
+        work, seconds=args.seconds, seed=args.seed, sync_ms=args.sync_ms, restart_s=args.restart, only=args.only,
+        faults=args.faults,
+    )  # fmt: skip
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(soak))
+    print(soak.table())
     print(soak.line())
     print(soak.counts())
     if args.seconds < MEMORY_S:

@@ -18,6 +18,8 @@ _delays = Random(1)
 def _slow(file: File) -> None:
     _datasync(file)
     time.sleep(_delays.uniform(0, float(os.environ["SLOW_SYNC_MS"])) / 1000)
+    if os.path.exists(os.environ["SLOW_FLAG"]):  # a fault of the schedule: the disk is very slow for a while
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":

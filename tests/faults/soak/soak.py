@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.kills.server import ANSWER_S, LOST, Violation
+from tests.faults.soak.faults import Faults, table
 from tests.faults.soak.flows import ConsumerPart, RouterPart
 from tests.faults.soak.logs import log_parts
 from tests.faults.soak.part import Part
@@ -27,11 +28,12 @@ class Soak:
     """A run of some seconds. `problems` lists what was wrong."""
 
     def __init__(self, directory: Path, *, seconds: float, seed: int, sync_ms: float, restart_s: float,
-                 only: str = "") -> None:  # fmt: skip
+                 only: str = "", faults: str = "") -> None:  # fmt: skip
         self.problems: list[str] = []
         self._only = only.split(",") if only else []
         self._seconds, self._restart_s = seconds, restart_s
         self._target = Target(directory, sync_ms=sync_ms)
+        self._faults = Faults(self._target, names=faults)
         self._seed = seed
         self._began = time.monotonic()
 
@@ -55,8 +57,10 @@ class Soak:
     async def _load(self) -> None:
         tasks = [asyncio.create_task(self._guarded(part), name=part.name) for part in self._parts()]
         attendants = [asyncio.create_task(self._sample()), asyncio.create_task(self._restart())]
+        faults = asyncio.create_task(self._faults.run(self._seconds))
         await asyncio.wait([*tasks, *attendants], timeout=self._seconds, return_when=asyncio.FIRST_EXCEPTION)
         self.stop()
+        faults.cancel()
         _, pending = await asyncio.wait(tasks, timeout=END_S)
         for attendant in attendants:
             attendant.cancel()
@@ -129,6 +133,9 @@ class Soak:
         ]
         if time.monotonic() - self._began >= MEMORY_S and (growth := self._target.growth()):
             self.problems.append(growth)
+
+    def table(self) -> str:
+        return table(self._target)
 
     def counts(self) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(self._target.tally.items()))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ class Sample:
 
     rss_bytes: int
     descriptors: int
+    minute: int = 0
 
 
 class Target:
@@ -54,7 +56,10 @@ class Target:
         self.up = asyncio.Event()
         self.port = 0
         self.generation = 0  # how many servers were started
-        self._variables = {"SLOW_SYNC_MS": str(sync_ms)}
+        self._variables = {"SLOW_SYNC_MS": str(sync_ms), "SLOW_FLAG": str(directory / "slow")}
+        self.times_ms: defaultdict[int, list[float]] = defaultdict(list)  # of requests, by minute of the run
+        self._cpu_s: dict[int, float] = {}  # by process
+        self._began = time.monotonic()
         self._server: ServerProcess | None = None
         self._log_at = 0
 
@@ -69,6 +74,20 @@ class Target:
         self.port = self._server.port
         self.generation += 1
         self.up.set()
+
+    @property
+    def pid(self) -> int:
+        assert self._server is not None
+        return self._server.process.pid
+
+    @property
+    def minute(self) -> int:
+        return int((time.monotonic() - self._began) / 60)
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time of all servers up to their last samples."""
+        return sum(self._cpu_s.values())
 
     async def restart(self) -> None:
         """Kill the server and start the next one."""
@@ -101,7 +120,9 @@ class Target:
         process = Path("/proc") / str(self._server.process.pid)
         try:
             pages = int((process / "statm").read_text().split()[1])
-            sample = Sample(pages * 4096, len(list((process / "fd").iterdir())))
+            sample = Sample(pages * 4096, len(list((process / "fd").iterdir())), self.minute)
+            ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+            self._cpu_s[self.pid] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
         except OSError:
             require(not self.up.is_set(), "the server has ended by itself")
             return None
@@ -155,7 +176,10 @@ class Client(Connection):
         await super().send([replace(one, done=self._counted(one)) for one in requests])
 
     def _counted(self, request: Request) -> Callable[[int, Any], None]:
+        began = time.monotonic()
+
         def done(status: int, answer: Any) -> None:
+            self._target.times_ms[self._target.minute].append((time.monotonic() - began) * 1000)
             self._target.tally["requests"] += 1
             if status >= 400:
                 code = answer["error"]["code"]
