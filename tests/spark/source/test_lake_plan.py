@@ -134,5 +134,5 @@ def test_reads_from_a_server_keep_to_their_limit(
     assert now_s[0] * 10_000 / len(tasks) == pytest.approx(size_bytes / len(tasks), rel=0.2)
     before_s = now_s[0]
     lake = str(tmp_path / "lake")
-    archiving.archive(url=server.url, lake=lake, topics=[topic], max_bytes_per_second=10_000)
+    archiving.archive(url=server.url, lake=lake, topics=[topic], max_bytes_per_second=10_000, spark=False)
     assert now_s[0] - before_s == pytest.approx(size_bytes / 10_000, rel=0.2)
