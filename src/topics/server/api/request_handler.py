@@ -146,7 +146,10 @@ class RequestHandler:
                 call.caller.end_request()
             raise
         if guard is not None and call is not None:
-            guard.end_with(call.caller, answer)
+            if isinstance(answer, Deferred):  # as `end_with` does it, without a call
+                answer.when_over(call.caller.answered)
+            else:
+                guard.end_with(call.caller, answer)
         return answer
 
     def _answer_new(self, request: Request) -> Answer:

@@ -63,11 +63,13 @@ class TicketAnswer(Deferred):
         assert request is not None
         assert encode is not None
         response = encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request)
-        callback = self._callback
-        if callback is None or self._over is not None:
+        callback, over = self._callback, self._over
+        if callback is None:
             self.resolve(response)
         else:  # fast path: the same as `resolve` without the call
-            self._response, self._callback = response, None
+            self._response, self._callback, self._over = response, None, None
+            if over is not None:
+                over(response)
             callback(response)
 
 
