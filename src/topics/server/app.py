@@ -35,7 +35,7 @@ from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.runtime import Runtime, Ticker
 from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
 from topics.server.loop.scheduling import Scheduling
-from topics.server.loop.sliced_work import Slices
+from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
@@ -196,7 +196,7 @@ class TopicsApp:
         self.upkeep = Upkeep(runtime, budget, writes=standby is None, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
-            poll_cache=PollCache(), slices=slices, dispatcher=dispatcher,
+            poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,
             keys=self.keys,
             failures=self.failures, audit=Audit(engine, enabled=self.requests.guard is not None and standby is None),
             authenticate=None if self.requests.guard is None else self.requests.guard.authenticate,

@@ -22,6 +22,7 @@ from topics.server.access.key_ring import KeyRing
 from topics.server.http.messages import Request
 from topics.server.http.server import HttpServer
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
+from topics.server.loop.sliced_work import SharedAnswers
 from topics.server.loop.storage import Storage
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.jobs import JobWaiters
@@ -127,6 +128,7 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     samples: Samples
     queue_samples: QueueSamples
     reader_samples: ReaderSamples
+    shared_answers: SharedAnswers
     sessions: Sessions
     job_waiters: JobWaiters
     keys: KeyRing

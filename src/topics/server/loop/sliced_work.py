@@ -6,7 +6,7 @@ All such work together gets `TURN_NS` per turn of the loop. One piece of work ru
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Generic, TypeVar
@@ -157,3 +157,47 @@ class _Sliced(Generic[T]):
 
     def _is_closed(self) -> bool:
         return getgeneratorstate(self.steps) == GEN_CLOSED
+
+
+class SharedAnswers:
+    """Answers by key. Requests with equal keys get the same answer."""
+
+    def __init__(self, slices: Slices, budget: MemoryBudget) -> None:
+        self._slices = slices
+        self._budget = budget
+        self._waiting: dict[Hashable, deque[tuple[Request, Deferred]]] = {}  # by key, in order of arrival
+
+    def answer(
+        self, key: Hashable, request: Request, make: Callable[[], Steps[Response]], cause: Cause = Cause.REQUEST
+    ) -> Deferred:
+        """Return the answer that `make` renders in steps, for this request and all others with the key."""
+        deferred = Deferred()
+        if key in self._waiting:
+            self._waiting[key].append((request, deferred))
+            return deferred
+        self._waiting[key] = deque([(request, deferred)])
+
+        def fail(error: TopicsError) -> None:
+            for request, deferred in self._waiting.pop(key):
+                deferred.resolve(error_answer(error, request))
+
+        self._slices.run(self._answer_all(key, make), lambda _: None, fail, cause)
+        return deferred
+
+    def _answer_all(self, key: Hashable, make: Callable[[], Steps[Response]]) -> Steps[None]:
+        """Answer one request per step: an answer may be large, and the requests of one connection each write."""
+        waiting, count = self._waiting[key], 1
+        # Bound: each round answers the requests that arrived before it began.
+        while count:
+            made = yield from make()
+            for _ in range(count):
+                request, deferred = waiting.popleft()
+                try:
+                    self._budget.check_answer(body_bytes(made.body))
+                    # A copy: the transport and the caller's quota note in it when it was sent.
+                    deferred.resolve(Response(made.status, made.body, made.content_type, made.headers))
+                except TopicsError as error:
+                    deferred.resolve(error_answer(error, request))
+                yield None
+            count = len(waiting)
+        del self._waiting[key]

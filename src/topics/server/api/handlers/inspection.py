@@ -1,5 +1,7 @@
 """Handlers for looking at a server: probes, metrics, the OpenAPI document, rights of a key, samples, and timelines."""
 
+from functools import partial
+
 from msgspec import UNSET, UnsetType, structs
 
 import topics.server.api.metrics as metrics
@@ -74,23 +76,34 @@ def get_ready(services: Services, call: Call) -> Answer:
 
 
 def get_metrics(services: Services, call: Call) -> Answer:
-    """Return the metrics, measured in slices because their number grows with the topics."""
-    return services.slices.answer(call.request, _measure(services, call), Cause.METRICS)
+    """Return the metrics, measured in slices because their number grows with the topics.
+
+    Requests that want the same share one measurement, and the time that JSON reports is that of the first.
+    """
+    request, prefixes = call.request, call.caller.prefixes
+    make = partial(_measure, services, prefixes, request)
+    return services.shared_answers.answer(("metrics", prefixes, _form(request)), request, make, Cause.METRICS)
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
     return run_all(_shown(metrics.collect_while_recovering(startup), call.request))
 
 
-def _measure(services: Services, call: Call) -> Steps[Response]:
-    return (yield from _shown((yield from metrics.collect(services, call.caller.prefixes)), call.request))
+def _measure(services: Services, prefixes: tuple[str, ...], request: Request) -> Steps[Response]:
+    return (yield from _shown((yield from metrics.collect(services, prefixes)), request))
+
+
+def _form(request: Request) -> tuple[bool, bool]:
+    """Return whether the request wants JSON, and whether it wants the old names, too."""
+    old_names = query_string.flag(query_string.parse(request.query), "old_names", default=True)
+    return b"application/json" in request.headers.get(b"accept", b""), old_names
 
 
 def _shown(rows: list[metrics.Metric], request: Request) -> Steps[Response]:
     """Return the metrics as JSON, with the time that `request` took, or as text."""
-    old_names = query_string.flag(query_string.parse(request.query), "old_names", default=True)
+    as_json, old_names = _form(request)
     rows = metrics.renamed(rows, old_names=old_names)
-    if b"application/json" in request.headers.get(b"accept", b""):
+    if as_json:
         return Response(200, (yield from metrics.as_json(rows, request)))
     return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)
 
