@@ -173,4 +173,4 @@ def test_history_of_a_topic_comes_from_its_log(api: Api) -> None:
 def test_files_of_the_console_stay_small() -> None:
     """The budget of the console: all of its files, as they are stored and served."""
     folder = Path(topics.__file__).parent / "server" / "console"
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 252_000
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 250_000

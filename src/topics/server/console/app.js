@@ -23,26 +23,13 @@ import * as signIn from "./pages/signin.js"
 import * as topic from "./pages/topic.js"
 import * as topics from "./pages/topics.js"
 
-const ROUTES = [
-  [/^\/$/, overview],
-  [/^\/map$/, map],
-  [/^\/topics$/, topics],
-  [/^\/topics\/([^/]+)$/, topic],
-  [/^\/queues$/, queues],
-  [/^\/queues\/([^/]+)$/, queue],
-  [/^\/schedules$/, schedules],
-  [/^\/routers$/, routers],
-  [/^\/consumers$/, consumers],
-  [/^\/pipelines$/, pipelines],
-]
+const PAGES = { overview, map, topics, queues, schedules, routers, consumers, pipelines }
+const PAGES_OF_ONE = { topics: topic, queues: queue }
 const noSuchPage = {
   title: "No such page",
   show: () => [pageHead("No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview"))],
 }
-const NAVIGATION = [
-  ["Overview", "#/", "overview"], ["Map", "#/map", "map"], ["Topics", "#/topics", "topics"], ["Queues", "#/queues", "queues"],
-  ["Schedules", "#/schedules", "schedules"], ["Routers", "#/routers", "routers"], ["Consumers", "#/consumers", "consumers"], ["Pipelines", "#/pipelines", "pipelines"],
-]
+const NAVIGATION = Object.entries(PAGES).map(([name, page]) => [page.title, name === "overview" ? "#/" : `#/${name}`, name])
 
 const main = h("main", { id: "main", tabIndex: -1 })
 const banner = h("div", { class: "banner", role: "status", "aria-live": "polite", hidden: true })
@@ -98,11 +85,10 @@ async function open() {
     if (signal.aborted) return
   }
   const [path, query = ""] = (location.hash.slice(1) || "/").split("?")
-  for (const [pattern, page] of ROUTES) {
-    const params = pattern.exec(path)?.slice(1).map(decoded)
-    if (params && !params.includes(null)) return show(page, { params, query: new URLSearchParams(query), signal })
-  }
-  show(noSuchPage, { signal })
+  const [, name, one, ...more] = path.split("/").map(decoded)
+  const pages = one === undefined ? { "": overview, ...PAGES } : PAGES_OF_ONE
+  const known = Object.hasOwn(pages, name) && one !== null && one !== "" && more.length === 0
+  show(known ? pages[name] : noSuchPage, { params: [one], query: new URLSearchParams(query), signal })
 }
 
 /** Decode a part of a path. Return null for a part that encodes no text, such as `%`. */

@@ -1,17 +1,18 @@
 /** Consumers: their lag in records and time, the time to catch up, and what they missed. */
 
-import { h, put, span, swatch } from "../parts/dom.js"
+import { h, put, span, swap, swatch } from "../parts/dom.js"
 import { ago, count, duration, range, short, whole } from "../parts/format.js"
 import { plot } from "../parts/plot.js"
 import { parseTime } from "../parts/records.js"
 import { Readers, readReaders } from "../parts/ring.js"
-import { listAll, session, topicPath } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
+import { listAll, session } from "../parts/session.js"
+import { actions, consumerPath } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
 import { STATES } from "../parts/timeline.js"
-import { allowed, badge, button, card, copyAs, curl, dialog, empty, field, form, formDialog, input, liveText, loading, missingNote, num, pageHead, plainTable, searchField, select, toast, watch } from "../parts/ui.js"
+import { allowed, badge, button, card, copyAs, curl, dialog, empty, fact, field, form, formDialog, input, liveText, livePage, loading, num, pageHead, plainTable, searchField, select } from "../parts/ui.js"
+import { problemOf } from "../parts/units.js"
 import { CURRENT_MS } from "./topic.js"
-import { topicLink } from "./topics.js"
+import { linkTo, topicLink } from "./topics.js"
 
 export const title = "Consumers"
 
@@ -20,7 +21,6 @@ const JOIN_MS = 45_000
 const STILL = 0.05 // records per second: slower changes of the lag are not shown as a trend
 
 export function show({ query, signal }) {
-  const problem = h("div")
   const summary = liveText()
   const readers = new Readers()
   const search = searchField("consumers", query.get("search"), draw)
@@ -40,7 +40,6 @@ export function show({ query, signal }) {
       row.trend = readers.trend(row.key)
     }
     all = rows
-    put(problem)
     draw()
     return Math.max(3000, all.length * 5)
   }
@@ -51,27 +50,18 @@ export function show({ query, signal }) {
     put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, "consumer")}` : count(all.length, "consumer"))
     picture.hidden = all.length === 0
     if (all.length === 0) {
-      if (!place.querySelector(".empty")) {
-        put(place, empty("No named consumers yet", "A named consumer keeps its position on the server. This command reads as one, and a second call commits what the first one returned:",
-          curl("/v0/topics/orders/diff", { consumer: "billing", commit: true })))
-      }
-      return
+      return swap(place, empty("No named consumers yet", "A named consumer keeps its position on the server. This command reads as one, and a second call commits what the first one returned:",
+        curl("/v0/topics/orders/diff", { consumer: "billing", commit: true })))
     }
-    if (list.element.parentNode !== place) put(place, list.element)
+    swap(place, list.element)
     list.set(rows)
     const top = [...rows].sort((a, b) => b.lag_records - a.lag_records).slice(0, COLORS.length)
     const times = [...new Set(top.flatMap((row) => row.points.map((point) => point.ts)))].sort((a, b) => a - b)
     worst.set(times, top.map((row, at) => ({ name: `${row.consumer} on ${row.topic}`, color: COLORS[at], values: valuesAt(row.points, times) })))
   }
 
-  const refused = missingNote("read")
-  if (refused) put(place)
-  else watch(problem, refresh, { signal })
-  return [
-    pageHead("Consumers", { actions: [copyAs(actions.consumers)] }),
-    refused ?? missingNote("write delete"), problem, picture,
-    h("div", { class: "toolbar" }, search, summary), h("section", { class: "card flush" }, place),
-  ]
+  return livePage(pageHead("Consumers", { actions: [copyAs(actions.consumers)] }), { refresh, place, signal, scopes: "write delete" },
+    picture, h("div", { class: "toolbar" }, search, summary), h("section", { class: "card flush" }, place))
 }
 
 /** The lag at each of the times: the last one that was seen; null before the first. */
@@ -100,7 +90,7 @@ function columns(again) {
   const open = (row) => () => dialog(row.consumer, (close) => details(row, close, again))
   return [
     { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [() => [button(row.consumer, open(row), { kind: "link plain", title: "Show everything about it, move or delete it" }), row.hold ? badge("holds records") : null], `${row.key} ${row.hold} ${row.seq} ${row.head_seq}`] },
-    { key: "topic", label: "Topic", sort: (row) => row.topic, cell: (row) => [() => h("a", { href: topicLink(row.topic) }, row.topic), row.topic] },
+    { key: "topic", label: "Topic", sort: (row) => row.topic, cell: (row) => [() => linkTo(row.topic), row.topic] },
     { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => [() => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}` }, `${whole(row.seq)} of ${whole(row.head_seq)}`), `${row.seq} ${row.head_seq}`] },
     { key: "lag", label: "Behind", class: "number", sort: (row) => row.lag_records, cell: (row) => warned(row.lag_records, short(row.lag_records)) },
     { key: "time", label: "For", class: "number medium", sort: (row) => row.lag_ms, cell: (row) => (row.lag_ms ? duration(row.lag_ms) : "–") },
@@ -108,7 +98,7 @@ function columns(again) {
       key: "eta", label: "Caught up", class: "medium", sort: (row) => catchUp(row)[1],
       cell: (row) => {
         const [text, , kind] = catchUp(row)
-        return [h("span", { class: kind }, text), text]
+        return [span(kind, text), text]
       },
     },
     {
@@ -121,7 +111,6 @@ function columns(again) {
 
 /** Everything about a consumer, and what can be done with it. */
 function details(row, close, again) {
-  const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)]
   const act = (heading, make) => () => {
     close()
     formDialog(heading, (done) => make(row, done), again)
@@ -132,8 +121,9 @@ function details(row, close, again) {
       fact("Behind", `${count(row.lag_records, "record")}${row.lag_ms ? `, the oldest for ${duration(row.lag_ms)}` : ""}`), fact("Caught up", catchUp(row)[0]),
       fact("Missed", row.lost ? count(row.lost.records, "record") : "nothing"), fact("Last commit", ago(row.updated_ms, session.now())),
       row.meta && fact("Stored with it", h("code", {}, JSON.stringify(row.meta))), row.hold && fact("Holds records", "caps evict no record that it has not read")),
-    row.lost && plainTable("Missed ranges", ["First missed#", "Last missed#", "Records#", "Why"], row.lost.gaps.map(({ gap_from: from, gap_to: to, reason }) => h("tr", {},
-      num(from), num(to), num(to - from + 1), h("td", {}, swatch(reason), STATES[reason] ?? reason)))),
+    row.lost && plainTable("Missed ranges", ["First missed#", "Last missed#", "Records#", "Why"], row.lost.gaps.map(({ gap_from: from, gap_to: to, reason }) => [
+      num(from), num(to), num(to - from + 1), [swatch(reason), STATES[reason] ?? reason],
+    ])),
     h("p", { class: "toolbar dialog-actions" },
       h("a", { class: "button small", href: `${topicLink(row.topic)}?at=${row.seq + 1}`, on: { click: close } }, "Show its next record"),
       row.lost && h("a", { class: "button small", href: `${topicLink(row.topic)}?view=seq`, on: { click: close } }, "Show the timeline"),
@@ -179,11 +169,11 @@ function seek(row, done) {
     action: () => actions.putConsumer(row.topic, row.consumer, body()),
     submit: async () => {
       await find()
-      if (wanted === null) throw Object.assign(new Error(`"${exact.value}" is no ${where.value}`), { code: "invalid_input" })
-      await session.request("PUT", topicPath(row.topic, `/consumers/${encodeURIComponent(row.consumer)}`), body())
-      toast(`Moved ${row.consumer} to seq ${whole(wanted)}.`)
-      done()
+      if (wanted === null) throw problemOf(`"${exact.value}" is no ${where.value}`)
+      await session.request("PUT", consumerPath(row.topic, row.consumer), body())
+      return [`Moved ${row.consumer} to seq ${whole(wanted)}.`]
     },
+    done,
   }).element
 }
 
@@ -191,9 +181,9 @@ function drop(row, done) {
   return form([h("p", {}, "The position of ", h("code", {}, row.consumer), " on ", h("code", {}, row.topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again.")], {
     label: "Delete consumer", kind: "danger", action: () => actions.dropConsumer(row.topic, row.consumer),
     submit: async () => {
-      await session.request("DELETE", topicPath(row.topic, `/consumers/${encodeURIComponent(row.consumer)}`))
-      toast(`Deleted ${row.consumer}.`)
-      done()
+      await session.request("DELETE", consumerPath(row.topic, row.consumer))
+      return [`Deleted ${row.consumer}.`]
     },
+    done,
   }).element
 }

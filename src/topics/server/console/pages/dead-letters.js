@@ -1,6 +1,6 @@
 /** The dead letters of a queue: filter, groups, and redrive, deletion or repair of what is selected. */
 
-import { h, isBusy, put, redraw, span } from "../parts/dom.js"
+import { h, isBusy, put, redraw, span, swap } from "../parts/dom.js"
 import { Json, indent } from "../parts/exact.js"
 import { ago, count, date, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
@@ -8,7 +8,7 @@ import { jsonFold } from "../parts/json.js"
 import { debounce, query, setQuery } from "../parts/route.js"
 import { entry, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { button, copyAs, dialog, empty, failure, field, form, input, liveText, loading, missingNote, note, num, plainTable, select, toast } from "../parts/ui.js"
+import { button, copyAs, empty, failure, field, form, formDialog, input, liveText, loading, missingNote, note, num, plainTable, select } from "../parts/ui.js"
 
 const LOOKED_AT = 1000 // the last seqs of the dead-letter topic
 const SHOWN = 100
@@ -79,7 +79,7 @@ export function deadLetters({ signal, state, again }) {
     tools.hidden = letters.length === 0
     if (letters.length === 0) {
       put(groups)
-      return void (place.querySelector(".empty") || put(place, empty("No dead letters", `Jobs that were delivered ${count(state().config.max_deliveries, "time")} without success go to ${target}.`)))
+      return swap(place, empty("No dead letters", `Jobs that were delivered ${count(state().config.max_deliveries, "time")} without success go to ${target}.`))
     }
     const wanted = search.value.trim().toLowerCase()
     const found = letters.filter((letter) => !wanted || `${letter.tag ?? ""} ${letter.data.source}`.toLowerCase().includes(wanted))
@@ -123,16 +123,17 @@ export function deadLetters({ signal, state, again }) {
     const tick = (label, checked, seqs) => h("input", { type: "checkbox", checked, "aria-label": label, "data-row": "", on: { change: (event) => mark(seqs, event.target.checked) } })
     redraw(place,
       plainTable("Dead letters", [tick("Select all that are shown", all, rows.map((letter) => letter.seq)), "Job#", ...FACTS.map((fact) => fact.label + (fact.number ? "#" : "")), "Dead since", "Data", "Actions"],
-        rows.map((letter) => h("tr", {},
-          h("td", {}, tick(`Select job ${whole(letter.meta.value.$dead_letter_src_seq)}`, chosen.has(letter.seq), [letter.seq])),
+        rows.map((letter) => [
+          tick(`Select job ${whole(letter.meta.value.$dead_letter_src_seq)}`, chosen.has(letter.seq), [letter.seq]),
           num(letter.meta.value.$dead_letter_src_seq),
-          FACTS.map((fact) => h("td", { class: fact.number ? "number" : "" }, fact.of(letter) ?? "–")),
+          ...FACTS.map((fact) => (fact.number ? num : String)(fact.of(letter) ?? "–")),
           h("td", { title: date(letter.ts) }, ago(letter.ts, session.now())),
           h("td", { class: "data" }, jsonFold(letter.data)),
           h("td", { class: "row-actions" }, session.can("read write delete", state().topic) && [
             button("Redrive", () => redrive(state(), { seqs: [letter.seq] }, again), { kind: "small", title: "Move this job back into the queue" }),
             button([icon("edit"), "Edit"], () => repair(state(), letter, again), { kind: "small", title: "Change the data, and move the job back into the queue" }),
-          ]))), "jobs"),
+          ]),
+        ]), "jobs"),
       size > rows.length && note(`The newest ${whole(rows.length)} of ${whole(size)}. Actions apply to all ${whole(size)}.`))
   }
 
@@ -161,7 +162,7 @@ function fieldsOf(letters) {
 
 /** Count first, then move. */
 function redrive(state, which, again) {
-  dialog("Redrive dead letters", (close) => {
+  formDialog("Redrive dead letters", (done) => {
     const place = h("div", {}, loading("Counting"))
     void (async () => {
       try {
@@ -173,10 +174,9 @@ function redrive(state, which, again) {
           action: () => actions.redrive(state.topic, which),
           submit: async () => {
             const moved = await session.client.redrive(state.topic, { ...which, limit: 10_000 })
-            close()
-            toast(`Moved ${count(moved.redriven, "job")} back into ${state.topic}.`)
-            await again()
+            return [`Moved ${count(moved.redriven, "job")} back into ${state.topic}.`]
           },
+          done,
         })
         put(place, made.element)
         made.send.focus()
@@ -185,19 +185,18 @@ function redrive(state, which, again) {
       }
     })()
     return place
-  })
+  }, again)
 }
 
 function remove(target, seqs, again) {
-  dialog("Delete dead letters", (close) => form([h("p", {}, h("strong", {}, count(seqs.length, "dead letter")), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`)], {
+  formDialog("Delete dead letters", (done) => form([h("p", {}, h("strong", {}, count(seqs.length, "dead letter")), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`)], {
     label: `Delete ${count(seqs.length, "dead letter")}`, kind: "danger", action: () => actions.deleteRecords(target, { seqs }),
     submit: async () => {
       const gone = await session.client.delete(target, { seqs })
-      close()
-      toast(`Deleted ${count(gone.deleted, "dead letter")}.`)
-      await again()
+      return [`Deleted ${count(gone.deleted, "dead letter")}.`]
     },
-  }).element)
+    done,
+  }).element, again)
 }
 
 /** Change the data of a job. The new job is written first, so that a failure loses nothing. */
@@ -208,7 +207,7 @@ function repair(state, letter, again) {
   const record = () => ({
     data: Json.parse(data.value), tag: tag.value || undefined, meta: kept.length ? Json.parse(indent({ open: "{", close: "}", entries: kept })) : undefined,
   })
-  dialog(`Edit job ${whole(letter.meta.value.$dead_letter_src_seq)}`, (close) => form([
+  formDialog(`Edit job ${whole(letter.meta.value.$dead_letter_src_seq)}`, (done) => form([
     note("A new job with this data is added to the queue. Then the dead letter is deleted."), field("Data, any JSON value", data), field("Tag", tag),
   ], {
     label: "Add the job and delete the dead letter",
@@ -216,9 +215,8 @@ function repair(state, letter, again) {
     submit: async () => {
       const { first_seq: seq } = await session.request("POST", topicPath(state.topic), { records: [record()] })
       await session.client.delete(state.config.dead_letter, { seqs: [letter.seq] })
-      close()
-      toast(`Added as job ${whole(seq)}.`)
-      await again()
+      return [`Added as job ${whole(seq)}.`]
     },
-  }).element)
+    done,
+  }).element, again)
 }

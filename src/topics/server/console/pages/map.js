@@ -3,9 +3,9 @@
 import { h, put, redraw } from "../parts/dom.js"
 import { count, rate, short, whole } from "../parts/format.js"
 import { graph, outline } from "../parts/graph.js"
-import { Readers, readReaders } from "../parts/ring.js"
+import { Rates, Readers, readReaders } from "../parts/ring.js"
 import { listAll, session, topicPath } from "../parts/session.js"
-import { empty, liveText, loading, missingNote, note, pageHead, watch } from "../parts/ui.js"
+import { empty, liveText, livePage, loading, note, pageHead } from "../parts/ui.js"
 import { CURRENT_MS } from "./topic.js"
 import { topicLink } from "./topics.js"
 
@@ -17,11 +17,10 @@ const HELD = 200 // jobs of a queue that are looked at for their workers
 const MOVING_MS = 60_000 // a topic without readers is shown if it was written to within this time
 
 export function show({ signal }) {
-  const problem = h("div")
   const summary = liveText()
   const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Map of the system" }, loading("Loading"))
   const readers = new Readers()
-  const heads = new Map()
+  const rates = new Rates()
 
   async function refresh() {
     const [topics, routers, consumers] = await Promise.all([
@@ -30,22 +29,15 @@ export function show({ signal }) {
     ])
     const queues = topics.filter((topic) => topic.queue?.in_flight).slice(0, MOST_QUEUES)
     const workers = await Promise.all(queues.map(async ({ topic }) => [topic, await holders(topic, signal)]))
-    put(problem)
     if (topics.length === 0) return void put(picture, empty("Nothing here yet", "Topics, routers, consumers and workers appear here as they come."))
-    const found = chart(topics, routers, consumers, new Map(workers), { readers, heads })
+    const found = chart(topics, routers, consumers, new Map(workers), { readers, rates })
     put(summary, `${count(found.nodes.length, "node")}, ${count(found.edges.length, "edge")}${found.hidden ? `; ${count(found.hidden, "quiet topic")} without readers not shown` : ""}`)
     const label = `Map of ${count(found.nodes.length, "node")} and ${count(found.edges.length, "edge")}`
     redraw(picture, found.nodes.length ? [graph(found.nodes, found.edges, label), outline(found.nodes, found.edges, label)] : note("Nothing moves, and nothing reads."))
     return Math.max(3000, topics.length * 5)
   }
 
-  const refused = missingNote("read")
-  if (refused) put(picture)
-  else watch(problem, refresh, { signal })
-  return [
-    pageHead("Map"), refused, problem, h("div", { class: "toolbar" }, summary),
-    h("section", { class: "card" }, picture),
-  ]
+  return livePage(pageHead("Map"), { refresh, place: picture, signal }, h("div", { class: "toolbar" }, summary), h("section", { class: "card" }, picture))
 }
 
 /** How many jobs of a queue each worker holds. */
@@ -57,7 +49,7 @@ async function holders(queue, signal) {
 }
 
 /** The nodes and edges of the map. */
-function chart(topics, routers, consumers, workers, { readers, heads }) {
+function chart(topics, routers, consumers, workers, { readers, rates }) {
   const now = session.now()
   const edges = []
   const ends = new Map()
@@ -91,14 +83,13 @@ function chart(topics, routers, consumers, workers, { readers, heads }) {
   const linked = new Set(edges.flatMap(({ from, to }) => [from, to]))
   const shown = topics.filter((row) => linked.has(row.topic) || row.queue?.ready || now - (row.last_write_ts ?? 0) < MOVING_MS)
     .sort((a, b) => linked.has(b.topic) - linked.has(a.topic) || (a.topic < b.topic ? -1 : 1)).slice(0, MOST_TOPICS)
+  const rateOf = new Map(topics.map((row) => [row, rates.note(row.topic, row.epoch, row.head_seq)]))
   const nodes = shown.map((row) => {
-    const last = heads.get(row.topic)
-    const perSecond = last && last.epoch === row.epoch && now > last.at ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000) : null
+    const perSecond = rateOf.get(row)
     const idle = row.queue?.ready > 0 && row.queue.in_flight === 0 && !(perSecond > 0) && now - (row.last_write_ts ?? 0) > 15_000
     const jobs = row.queue && `${short(row.queue.ready)} ready${idle ? ", no worker" : `, ${short(row.queue.in_flight)} held`}`
     return { id: row.topic, label: row.topic, detail: jobs ?? (perSecond === null ? count(row.count, "record") : rate(perSecond)), href: topicLink(row.topic, row.queue ? "queues" : "topics"), kind: row.queue ? `queue ${idle ? "idle" : ""}` : "" }
   })
-  for (const row of topics) heads.set(row.topic, { head: row.head_seq, at: now, epoch: row.epoch })
   const all = new Set([...nodes.map(({ id }) => id), ...ends.keys()])
   return { nodes: [...nodes, ...ends.values()], edges: edges.filter(({ from, to }) => all.has(from) && all.has(to)), hidden: topics.length - shown.length }
 }

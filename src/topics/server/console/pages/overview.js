@@ -6,15 +6,27 @@ import { plot } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
 import { session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, missingNote, noTopics, note, num, pageHead, plainTable, segmented, stat, stats, watch } from "../parts/ui.js"
+import { badge, card, copyAs, livePage, noTopics, note, num, pageHead, plainTable, segmented, stat, stats } from "../parts/ui.js"
 
 export const title = "Overview"
 
 const STEPS = ["calm", "gathering pushes", "gathering commits", "pausing topics", "refusing requests"]
 
+/** Plots: title, options, and series of `[label, colour, column, whether it is a rate]`. */
+const PLOTS = {
+  appends: ["Records appended", { format: rate }, [["appended", "c1", "appended", true]]],
+  reads: ["Records read and delivered", { format: rate }, [["read", "c1", "read", true], ["delivered", "c2", "delivered", true]]],
+  jobs: ["Jobs", { format: rate }, [["claimed", "c1", "claimed", true], ["acked", "c2", "acked", true]]],
+  losses: ["Records lost", { format: rate }, ["cap", "ttl", "corrupt"].map((reason) => [reason, reason, `lost_${reason}`, true])],
+  syncs: ["Sync of the log, p99", { format: (us) => duration(us / 1000), floor: 100 }, [["p99", "c1", "sync_p99_us"]]],
+  log: ["Written to the log", { format: (value) => `${bytes(value)}/s`, floor: 1024, binary: true }, [["bytes", "c1", "wal_bytes", true]]],
+  memory: ["Memory", { format: bytes, floor: 1024, binary: true }, [["resident", "c1", "resident_bytes"]]],
+  connections: ["Connections", { format: short }, [["connections", "c1", "connections"], ["streams", "c2", "streams"]]],
+  lag: ["Loop lag", { format: duration, floor: 1 }, [["lag", "c1", "lag_ms"]]],
+}
+
 export function show({ signal }) {
   const health = span("health")
-  const problem = h("div")
   const figures = {
     uptime: stat("Uptime"),
     topics: stat("Topics"),
@@ -25,17 +37,7 @@ export function show({ signal }) {
     pressure: stat("Pressure", "–", { title: "How late the event loop runs, and what the server does about it" }),
     lost: stat("Lost", "–", { title: "Records that caps, TTLs or damage removed. Deleted records do not count." }),
   }
-  const plots = {
-    appends: plot("Records appended", { format: rate }),
-    reads: plot("Records read and delivered", { format: rate }),
-    jobs: plot("Jobs", { format: rate }),
-    losses: plot("Records lost", { format: rate }),
-    syncs: plot("Sync of the log, p99", { format: (us) => duration(us / 1000), floor: 100 }),
-    log: plot("Written to the log", { format: (value) => `${bytes(value)}/s`, floor: 1024, binary: true }),
-    memory: plot("Memory", { format: bytes, floor: 1024, binary: true }),
-    connections: plot("Connections", { format: short }),
-    lag: plot("Loop lag", { format: duration, floor: 1 }),
-  }
+  const plots = Object.fromEntries(Object.entries(PLOTS).map(([name, [title, options]]) => [name, plot(title, options)]))
   const welcome = h("div")
   const replicas = h("div")
   let ring = new Ring()
@@ -55,7 +57,6 @@ export function show({ signal }) {
     ring.add(answer)
     const { uptime_ms } = await session.get("/v0/health", signal)
     figures.uptime.set(duration(Math.floor(uptime_ms / 1000) * 1000))
-    put(problem)
     draw(ring, figures, plots)
     const now = ring.newest()
     put(health, now ? badge(now.pressure > 0 ? "under pressure" : "healthy", now.pressure > 0 ? "warn" : "good") : badge("starting", ""))
@@ -63,23 +64,18 @@ export function show({ signal }) {
     put(replicas, replicaCard(answer))
   }
 
-  const refused = missingNote("read")
-  if (!refused) watch(problem, refresh, { everyMs: 5000, signal })
-  return [
-    pageHead("Overview", { badges: [health], actions: [span24.element, copyAs(actions.metrics, "Copy metrics as")] }),
-    refused, problem, welcome, replicas,
+  return livePage(pageHead("Overview", { badges: [health], actions: [span24.element, copyAs(actions.metrics, "Copy metrics as")] }),
+    { refresh, place: welcome, everyMs: 5000, signal }, welcome, replicas,
     card("Now", stats(...Object.values(figures))),
-    card("History", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
-  ]
+    card("History", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))))
 }
 
 /** The servers that follow this one, or the lag of this one if it is a standby. */
 function replicaCard({ followers = [], performance: { replica_lag_ms: lag } }) {
   if (lag !== undefined) return note(`This server is a standby, ${duration(lag)} behind: it serves reads and takes no writes.`)
-  return followers.length > 0 && card("Replicas", plainTable("Replicas", ["Server", "Role", "Behind#"], followers.map((one) => h("tr", {},
-    h("td", {}, h("a", { href: `${one.address}/console` }, one.name)),
-    h("td", {}, one.takes_over ? "standby" : "read replica"),
-    num(duration(one.lag_ms))))))
+  return followers.length > 0 && card("Replicas", plainTable("Replicas", ["Server", "Role", "Behind#"], followers.map((one) => [
+    h("a", { href: `${one.address}/console` }, one.name), one.takes_over ? "standby" : "read replica", num(duration(one.lag_ms)),
+  ])))
 }
 
 function draw(ring, figures, plots) {
@@ -96,16 +92,7 @@ function draw(ring, figures, plots) {
     const total = lost.reduce((sum, [, number]) => sum + number, 0)
     figures.lost.set(short(total), lost.filter(([, number]) => number).map(([reason, number]) => `${short(number)} ${reason}`).join(", ") || "none", total ? "warn" : "")
   }
-  const line = (name, color, values, area = false) => ({ name, color, values, area })
-  plots.appends.set(times, [line("appended", "c1", ring.perSecond("appended"), true)])
-  plots.reads.set(times, [line("read", "c1", ring.perSecond("read")), line("delivered", "c2", ring.perSecond("delivered"))])
-  plots.jobs.set(times, [line("claimed", "c1", ring.perSecond("claimed")), line("acked", "c2", ring.perSecond("acked"))])
-  plots.losses.set(times, [
-    line("cap", "cap", ring.perSecond("lost_cap")), line("ttl", "ttl", ring.perSecond("lost_ttl")), line("corrupt", "corrupt", ring.perSecond("lost_corrupt")),
-  ])
-  plots.syncs.set(times, [line("p99", "c1", ring.column("sync_p99_us"), true)])
-  plots.log.set(times, [line("bytes", "c1", ring.perSecond("wal_bytes"), true)])
-  plots.memory.set(times, [line("resident", "c1", ring.column("resident_bytes"), true)])
-  plots.connections.set(times, [line("connections", "c1", ring.column("connections")), line("streams", "c2", ring.column("streams"))])
-  plots.lag.set(times, [line("lag", "c1", ring.column("lag_ms"), true)])
+  for (const [name, [, , series]] of Object.entries(PLOTS)) {
+    plots[name].set(times, series.map(([label, color, column, isRate]) => ({ name: label, color, area: series.length === 1, values: isRate ? ring.perSecond(column) : ring.column(column) })))
+  }
 }

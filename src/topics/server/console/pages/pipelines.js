@@ -1,11 +1,11 @@
 /** Pipelines: the last runs that reported to `sys:pipelines`, with their progress, gaps and errors. */
 
-import { h, isBusy, put, redraw, span, swatch } from "../parts/dom.js"
+import { h, isBusy, redraw, span, swap, swatch } from "../parts/dom.js"
 import { ago, bytes, count, date, duration, range, short } from "../parts/format.js"
 import { entry, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, empty, failure, loading, missingNote, note, num, pageHead, plainTable, watch } from "../parts/ui.js"
-import { topicLink } from "./topics.js"
+import { badge, card, copyAs, empty, livePage, loading, note, num, pageHead, plainTable } from "../parts/ui.js"
+import { linkTo } from "./topics.js"
 
 export const title = "Pipelines"
 
@@ -15,14 +15,12 @@ const SHOWN = 20 // runs per pipeline
 const KINDS = { done: "good", failed: "bad", stopped: "warn", running: "" }
 
 export function show({ signal }) {
-  const problem = h("div")
   const place = h("div", { class: "stack" }, loading("Loading runs"))
   let head = -1
 
   async function refresh() {
     const state = await entry(RUNS, signal)
-    if (!state) return void (place.querySelector(".empty") || put(place, nothing()))
-    put(problem)
+    if (!state) return swap(place, nothing())
     if (state.head_seq === head || isBusy(place)) return
     head = state.head_seq
     const page = await session.client.diff(RUNS, { fromSeq: Math.max(state.head_seq - READ, 0), limit: READ, signal })
@@ -36,13 +34,8 @@ export function show({ signal }) {
     redraw(place, pipelines.size === 0 ? nothing() : [...pipelines].sort().map(([name, all]) => pipeline(name, all)))
   }
 
-  const refused = missingNote("read", RUNS)
-  if (refused) put(place)
-  else watch(problem, refresh, { everyMs: 5000, signal })
-  return [
-    pageHead("Pipelines", { actions: [copyAs(() => actions.read(RUNS, { from_seq: 0, limit: 100 }))] }),
-    refused, problem, place,
-  ]
+  return livePage(pageHead("Pipelines", { actions: [copyAs(() => actions.read(RUNS, { from_seq: 0, limit: 100 }))] }),
+    { refresh, place, name: RUNS, everyMs: 5000, signal }, place)
 }
 
 function nothing() {
@@ -55,7 +48,7 @@ function pipeline(name, runs) {
   const lag = last.topics.reduce((sum, row) => sum + (row.lag ?? 0), 0)
   const gaps = last.topics.reduce((sum, row) => sum + (row.gaps?.length ?? 0), 0)
   return card(name, [
-    h("p", { class: "lead" }, badge(state(last), KINDS[last.state] || (last.ok ? "" : "bad")),
+    h("p", { class: "lead" }, shown(last),
       ` Last run ${ago(last.started_ms)}: ${count(sum(last, "records"), "record")} of ${count(last.topics.length, "topic")}`,
       lag ? span("warn", `, ${short(lag)} behind`) : last.state === "done" ? ", up to date" : "",
       gaps ? span("warn", `, ${count(gaps, "gap")}`) : ""),
@@ -63,33 +56,35 @@ function pipeline(name, runs) {
     !last.error && last.next && note(last.next),
     (last.warnings ?? []).map((text) => h("p", { class: "warn" }, text)),
     plainTable(`Runs of ${name}`, ["Started", "State", "Took#", "Topics#", "Records#", "Size#", "Behind#", "Gaps#"],
-      runs.slice(0, SHOWN).map((run) => [
-        h("tr", {},
-          h("td", { title: date(run.started_ms) }, ago(run.started_ms)),
-          h("td", {}, badge(state(run), KINDS[run.state] || (run.ok ? "" : "bad"))),
+      runs.slice(0, SHOWN).flatMap((run) => [
+        [h("td", { title: date(run.started_ms) }, ago(run.started_ms)),
+          shown(run),
           num(run.ended_ms ? duration(run.ended_ms - run.started_ms) : "–"),
           num(run.topics.length),
           num(sum(run, "records")),
           num(bytes(sum(run, "size_bytes"))),
           num(short(sum(run, "lag"))),
-          num(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0))),
-        run.topics.length > 0 && h("tr", { class: "sub" }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
+          num(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0))],
+        h("tr", { class: "sub", hidden: run.topics.length === 0 }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
       ])),
   ])
 }
 
 function topics(run) {
   return plainTable(`Topics of run ${run.run_id}`, ["Topic", "Seqs#", "Records#", "Behind#", "Gaps"],
-    run.topics.map((row) => h("tr", {},
-      h("td", {}, h("a", { href: topicLink(row.topic) }, row.topic), row.into ? ` into ${row.into}` : ""),
+    run.topics.map((row) => [
+      [linkTo(row.topic), row.into ? ` into ${row.into}` : ""],
       num(row.to_seq ? range(row.from_seq ?? 0, row.to_seq) : "nothing new"),
       num(row.records ?? 0),
       num(row.lag === undefined || row.lag === null ? "–" : short(row.lag)),
-      h("td", {}, (row.gaps ?? []).map((gap) => h("div", {}, swatch(gap.reason), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`))))))
+      (row.gaps ?? []).map((gap) => h("div", {}, swatch(gap.reason), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`)),
+    ]))
 }
 
-function state(run) {
-  return run.state === "done" && !run.ok ? "done, found problems" : run.dry_run ? `${run.state}, dry run` : run.state
+/** The state of a run as a badge. */
+function shown(run) {
+  const text = run.state === "done" && !run.ok ? "done, found problems" : run.dry_run ? `${run.state}, dry run` : run.state
+  return badge(text, KINDS[run.state] || (run.ok ? "" : "bad"))
 }
 
 function sum(run, field) {

@@ -5,11 +5,12 @@ import { ago, count, date, duration, rate, short, whole } from "../parts/format.
 import { icon } from "../parts/icons.js"
 import { jsonFold } from "../parts/json.js"
 import { plot } from "../parts/plot.js"
-import { Ring } from "../parts/ring.js"
+import { Rates, Ring } from "../parts/ring.js"
 import { setQuery } from "../parts/route.js"
 import { entry, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { allowed, badge, button, card, code, copyAs, curl, empty, failure, formDialog, loading, missing, missingNote, note, num, pageHead, plainTable, stat, stats, tabs, toast } from "../parts/ui.js"
+import { alarm, allowed, badge, button, card, code, copyAs, curl, empty, failure, formDialog, loading, missing, missingNote, note, num, pageHead, plainTable, stat, stats, tabs, toast } from "../parts/ui.js"
+import { problemOf } from "../parts/units.js"
 import { deadLetters } from "./dead-letters.js"
 import { configureTopic, writeRecord } from "./topic-forms.js"
 import { topicLink } from "./topics.js"
@@ -23,11 +24,11 @@ const JOIN_MS = 45_000 // joins samples that the server takes every 15 seconds
 
 export function show({ params: [name], query, signal: left }) {
   let state = null
-  let before = null
   let tab = TABS.some(([key]) => key === query.get("tab")) ? query.get("tab") : null // null: the first one with jobs
   const end = new AbortController()
   const signal = AbortSignal.any([left, end.signal])
   const ring = new Ring()
+  const rates = new Rates()
   const problem = h("div")
   const figures = {
     ready: stat("Ready"), flight: stat("In flight"), delayed: stat("Delayed"), dead: stat("Dead-lettered"),
@@ -60,18 +61,16 @@ export function show({ params: [name], query, signal: left }) {
       session.get(topicPath(name, "?touch=false"), signal),
       session.get(topicPath(name, "/jobs?state=ready&page_size=1"), signal),
     ])
-    const now = performance.now()
-    const finished = seen.head_seq - seen.count - (seen.lost ?? 0)
+    const finished = rates.note(name, seen.epoch, seen.head_seq - seen.count - (seen.lost ?? 0))
     await sample()
-    const done = before && before.epoch === seen.epoch ? Math.max(finished - before.finished, 0) / ((now - before.at) / 1000) : ring.perSecond("finished").at(-1) ?? 0
-    before = { finished, at: now, epoch: seen.epoch }
+    const done = finished ?? ring.perSecond("finished").at(-1) ?? 0
     state = seen
     const { ready, in_flight, delayed, blocked, dead_lettered, dead_letter_error } = seen.queue
     const { paused, max_in_flight: most, rate: limit, rate_per_key: perKey } = seen.config
     const age = oldest.jobs.length ? Math.max(session.now() - oldest.jobs[0].$ts, 0) : 0
     const wait = done > 0 ? (ready / done) * 1000 : 0
-    put(problem, dead_letter_error && h("div", { class: "failure", role: "alert" }, `Jobs cannot move to the dead-letter topic: ${dead_letter_error}`),
-      paused ? h("div", { class: "failure", role: "alert" }, h("strong", {}, "The queue is paused."), " Workers get no jobs.")
+    put(problem, dead_letter_error && alarm(`Jobs cannot move to the dead-letter topic: ${dead_letter_error}`),
+      paused ? alarm(h("strong", {}, "The queue is paused."), " Workers get no jobs.")
         : ready > 0 && in_flight === 0 && done === 0 && age > IDLE_MS && noWorker(name, ready, age))
     put(pause, paused ? "Resume" : "Pause")
     figures.ready.set(whole(ready), blocked ? `${whole(blocked)} wait for their key` : "")
@@ -145,7 +144,7 @@ export function show({ params: [name], query, signal: left }) {
   if (!refused) {
     if (tab) choose(tab)
     poll(async () => {
-      if (!state && (await entry(name, signal))?.type !== "queue") throw Object.assign(new Error(name), { code: "topic_not_found" })
+      if (!state && (await entry(name, signal))?.type !== "queue") throw problemOf(name, "topic_not_found")
       await refresh()
     }, { everyMs: 2000, signal, onError: gone })
   }
@@ -153,7 +152,7 @@ export function show({ params: [name], query, signal: left }) {
 }
 
 function noWorker(name, ready, age) {
-  return h("div", { class: "failure", role: "alert" },
+  return alarm(
     h("p", {}, h("strong", {}, `${ready === 1 ? "1 job waits" : `${whole(ready)} jobs wait`}, and no worker takes ${ready === 1 ? "it" : "them"}.`), ` The oldest waits for ${duration(Math.floor(age / 1000) * 1000)}. Start a worker, or claim a job by hand:`),
     code(curl(topicPath(name, "/claim"), { node: "me" })))
 }
@@ -195,8 +194,8 @@ async function listed(state, kind, { signal, again }) {
       held && h("td", { title: job.node }, job.node),
       held && h("td", { class: "number", "data-deadline": job.deadline }, remaining(job.deadline)),
       kind === "delayed" && h("td", { title: date(job.deliver_at ?? 0), class: "number", "data-deadline": job.deliver_at ?? 0 }, remaining(job.deliver_at ?? 0)),
-      h("td", {}, job.$tag ?? "–"),
-      keyed && h("td", {}, job.$key ?? "–", job.blocked && span("faint", " waits")),
+      job.$tag ?? "–",
+      keyed && [job.$key ?? "–", job.blocked && span("faint", " waits")],
       moves && h("td", { class: "state", title: job.progress?.text }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
       failed && h("td", { class: "state bad", title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
       h("td", { class: "data" }, jsonFold(job.data)),
@@ -208,7 +207,7 @@ async function listed(state, kind, { signal, again }) {
   })
   const heads = ["Seq#", "Deliveries#", prior && "Priority#", "Added", held && "Holder", held && "Deadline#", kind === "delayed" && "Due in#", "Tag", keyed && "Key", moves && "Progress", failed && "Last reason", "Data", held && "Actions"].filter(Boolean)
   return [
-    plainTable("Jobs", heads, rows.map((cells) => h("tr", {}, cells)), "jobs"),
+    plainTable("Jobs", heads, rows, "jobs"),
     page.next_cursor && note(`The first ${PAGE} of ${count(page[kind], "job")}, in the order of the log.`),
   ]
 }

@@ -1,12 +1,12 @@
 /** Queues: all queues with their jobs by state. */
 
-import { h, put, span } from "../parts/dom.js"
+import { h, put, span, swap } from "../parts/dom.js"
 import { count, rate, whole } from "../parts/format.js"
-import { icon } from "../parts/icons.js"
+import { Rates } from "../parts/ring.js"
 import { listAll, session } from "../parts/session.js"
 import { table } from "../parts/table.js"
-import { allowed, badge, button, curl, empty, liveText, loading, missingNote, pageHead, watch } from "../parts/ui.js"
-import { createDialog, topicLink } from "./topics.js"
+import { badge, createButton, curl, empty, liveText, livePage, loading, pageHead } from "../parts/ui.js"
+import { createDialog, linkTo } from "./topics.js"
 
 export const title = "Queues"
 
@@ -15,7 +15,7 @@ const IDLE_MS = 15_000
 const warned = (number) => [number ? span("warn", whole(number)) : span("faint", "0"), String(number)]
 const trouble = (row) => row.queue.dead_letter_error ?? (row.idle && !row.config.paused ? "no worker takes its jobs" : "")
 const COLUMNS = [
-  { key: "name", label: "Queue", class: "name", sort: (row) => row.topic, cell: (row) => [() => [h("a", { href: topicLink(row.topic, "queues") }, row.topic), row.config.paused && badge("paused", "warn")], row.topic + row.config.paused] },
+  { key: "name", label: "Queue", class: "name", sort: (row) => row.topic, cell: (row) => [() => [linkTo(row.topic, "queues"), row.config.paused && badge("paused", "warn")], row.topic + row.config.paused] },
   { key: "ready", label: "Ready", class: "number", sort: (row) => row.queue.ready, cell: (row) => whole(row.queue.ready) },
   { key: "flight", label: "In flight", class: "number", sort: (row) => row.queue.in_flight, cell: (row) => whole(row.queue.in_flight) },
   { key: "delayed", label: "Delayed", class: "number medium", sort: (row) => row.queue.delayed, cell: (row) => whole(row.queue.delayed) },
@@ -26,44 +26,26 @@ const COLUMNS = [
 ]
 
 export function show({ query, signal }) {
-  const problem = h("div")
   const summary = liveText()
   const list = table({ label: "Queues", columns: COLUMNS, sortBy: "name", signal, rowKey: (row) => row.topic, class: "queues" })
   const place = h("div", {}, loading("Loading queues"))
-  const before = new Map()
+  const rates = new Rates()
+  const waiting = new Set()
 
   async function refresh() {
     const rows = (await listAll("/v0/topics?details=true", "topics", { signal })).filter((row) => row.queue)
-    const now = performance.now()
     for (const row of rows) {
-      const last = before.get(row.topic)
-      const finished = row.head_seq - row.count - row.lost
-      row.done = last && last.epoch === row.epoch ? Math.max(finished - last.finished, 0) / ((now - last.at) / 1000) : null
+      row.done = rates.note(row.topic, row.epoch, row.head_seq - row.count - row.lost)
       const waits = row.queue.ready > 0 && row.queue.in_flight === 0
-      row.idle = waits && (last ? last.waits && row.done === 0 : session.now() - (row.last_write_ts ?? 0) > IDLE_MS)
-      before.set(row.topic, { finished, waits, at: now, epoch: row.epoch })
+      row.idle = waits && (row.done === null ? session.now() - (row.last_write_ts ?? 0) > IDLE_MS : waiting.has(row.topic) && row.done === 0)
+      waiting[waits ? "add" : "delete"](row.topic)
     }
-    put(problem)
     put(summary, count(rows.length, "queue"))
-    if (rows.length === 0) {
-      if (!place.querySelector(".empty")) {
-        put(place, empty("No queues yet", "A queue is a topic whose records are jobs. This command creates one:",
-          curl("/v0/topics/emails", { type: "queue", max_deliveries: 5, dead_letter: "emails.dead" }, "PUT")))
-      }
-      return
-    }
-    if (list.element.parentNode !== place) put(place, list.element)
     list.set(rows)
+    swap(place, rows.length ? list.element : empty("No queues yet", "A queue is a topic whose records are jobs. This command creates one:",
+      curl("/v0/topics/emails", { type: "queue", max_deliveries: 5, dead_letter: "emails.dead" }, "PUT")))
   }
 
-  const refused = missingNote("read")
-  if (refused) put(place)
-  else watch(problem, refresh, { signal })
-  const create = () => createDialog("queue")
-  if (query.get("new") && session.can("admin")) queueMicrotask(create)
-  return [
-    pageHead("Queues", { actions: [allowed("admin", null, () => button([icon("plus"), "Create queue"], create, { kind: "primary" }))] }),
-    refused ?? missingNote("admin"), problem, h("div", { class: "toolbar" }, summary),
-    h("section", { class: "card flush" }, place),
-  ]
+  return livePage(pageHead("Queues", { actions: [createButton("Create queue", query, () => createDialog("queue"))] }),
+    { refresh, place, signal, scopes: "admin" }, h("div", { class: "toolbar" }, summary), h("section", { class: "card flush" }, place))
 }

@@ -3,17 +3,15 @@
 import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { bytes, count, range, rate, short, whole } from "../parts/format.js"
 import { jsonLine } from "../parts/json.js"
-import { icon } from "../parts/icons.js"
 import { Readers, readReaders } from "../parts/ring.js"
 import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { allowed, badge, button, checkbox, copyAs, curl, empty, failure, field, form, formDialog, input, loading, missingNote, num, pageHead, plainTable, select, toast, watch } from "../parts/ui.js"
-import { topicLink } from "./topics.js"
+import { allowed, badge, button, checkbox, copyAs, createButton, curl, empty, failure, field, form, formDialog, input, livePage, loading, num, pageHead, plainTable, select } from "../parts/ui.js"
+import { linkTo } from "./topics.js"
 
 export const title = "Routers"
 
 export function show({ query, signal }) {
-  const problem = h("div")
   const list = h("section", { class: "card" }, loading("Loading routers"))
   const readers = new Readers()
   let shown = ""
@@ -25,7 +23,6 @@ export function show({ query, signal }) {
       readers.note(key, session.now(), router.lag, router.forwarded_total)
       router.rate = readers.trend(key)?.done ?? null
     }
-    put(problem)
     if (routers.length === 0) {
       put(list, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
         curl("/v0/routers/orders-to-audit", { source: "orders", dest: "audit" }, "PUT")))
@@ -44,34 +41,22 @@ export function show({ query, signal }) {
   }
 
   const create = () => formDialog("Create a router", createRouter, again)
-  if (query.get("new") && session.can("admin")) queueMicrotask(create)
-  const refused = missingNote("read")
-  if (refused) put(list)
-  else watch(problem, refresh, { signal })
-  return [
-    pageHead("Routers", {
-      actions: [
-        copyAs(actions.routers),
-        allowed("admin", null, () => button([icon("plus"), "Create router"], create, { kind: "primary" })),
-      ],
-    }),
-    refused ?? missingNote("admin delete"), problem, list,
-  ]
+  return livePage(pageHead("Routers", { actions: [copyAs(actions.routers), createButton("Create router", query, create)] }),
+    { refresh, place: list, signal, scopes: "admin delete" }, list)
 }
 
 function rows(routers, again) {
   return plainTable("Routers", ["Router", "From", "To", "Copied#", "Rate#", "Behind#", "State", "Actions"],
-    routers.map((router) => h("tr", {},
-      h("td", {}, router.router, router.guarantee === "exactly_once" ? badge("exactly once") : null),
-      h("td", {}, h("a", { href: topicLink(router.source) }, router.source)),
-      h("td", {}, h("a", { href: topicLink(router.dest) }, router.dest)),
+    routers.map((router) => [
+      [router.router, router.guarantee === "exactly_once" && badge("exactly once")], linkTo(router.source), linkTo(router.dest),
       num(router.forwarded_total),
       num(router.rate === null ? "–" : rate(router.rate)),
       num(router.lag ? span("warn", short(router.lag)) : "0"),
       h("td", { class: "state" }, router.last_error ? span("bad", `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
       h("td", { class: "row-actions" },
         allowed("delete", router.router, () => button("Delete", () => formDialog("Delete the router", (done) => dropRouter(router, done), again), { kind: "small danger" })),
-        copyAs(() => actions.router(router.router))))), "routers")
+        copyAs(() => actions.router(router.router))),
+    ]), "routers")
 }
 
 function dropRouter(router, done) {
@@ -79,9 +64,9 @@ function dropRouter(router, done) {
     label: `Delete ${router.router}`, kind: "danger", action: () => actions.dropRouter(router.router),
     submit: async () => {
       await session.client.dropRouter(router.router)
-      toast(`Deleted ${router.router}.`)
-      done()
+      return [`Deleted ${router.router}.`]
     },
+    done,
   }).element
 }
 
@@ -143,8 +128,8 @@ function createRouter(done) {
     action: () => actions.putRouter(name.value || "NAME", config()),
     submit: async () => {
       const made = await session.request("PUT", `/v0/routers/${encodeURIComponent(name.value.trim())}`, config())
-      toast(made.created ? `Created ${made.router}.` : `Changed ${made.router}.`)
-      done()
+      return [made.created ? `Created ${made.router}.` : `Changed ${made.router}.`]
     },
+    done,
   }).element
 }

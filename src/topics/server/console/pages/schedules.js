@@ -4,19 +4,17 @@ import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { ago, count, date, duration } from "../parts/format.js"
 import { listAll, session } from "../parts/session.js"
 import { actions, schedulePath } from "../parts/snippets.js"
-import { allowed, badge, button, copyAs, curl, dialog, empty, failure, liveText, loading, missingNote, num, pageHead, plainTable, toast, watch } from "../parts/ui.js"
-import { topicLink } from "./topics.js"
+import { allowed, badge, button, copyAs, curl, dialog, empty, failure, liveText, livePage, loading, num, pageHead, plainTable, toast } from "../parts/ui.js"
+import { linkTo, topicLink } from "./topics.js"
 
 export const title = "Schedules"
 
 export function show({ signal }) {
-  const problem = h("div")
   const summary = liveText()
   const place = h("div", {}, loading("Loading schedules"))
 
   async function refresh() {
     const rows = await listAll("/v0/schedules", "schedules", { signal })
-    put(problem)
     put(summary, count(rows.length, "schedule"))
     if (isBusy(place)) return
     redraw(place, rows.length ? plainTable("Schedules", HEADS, rows.map((row) => line(row, refresh)), "jobs")
@@ -24,13 +22,8 @@ export function show({ signal }) {
         curl("/v0/schedules/nightly", { topic: "jobs", record: { data: { do: "report" } }, cron: "30 2 * * *", timezone: "Europe/Berlin" }, "PUT")))
   }
 
-  const refused = missingNote("read")
-  if (refused) put(place)
-  else watch(problem, refresh, { signal })
-  return [
-    pageHead("Schedules", { actions: [copyAs(actions.schedules)] }), refused ?? missingNote("write admin"), problem,
-    h("div", { class: "toolbar" }, summary), h("section", { class: "card" }, place),
-  ]
+  return livePage(pageHead("Schedules", { actions: [copyAs(actions.schedules)] }), { refresh, place, signal, scopes: "write admin" },
+    h("div", { class: "toolbar" }, summary), h("section", { class: "card" }, place))
 }
 
 const HEADS = ["Schedule", "Topic", "When", "Last run", "Next run", "State", "Actions"]
@@ -47,23 +40,23 @@ function line(row, again) {
   }
   const pause = () => session.request("POST", schedulePath(name, "/pause"), { paused: !row.paused })
   const run = () => session.request("POST", schedulePath(name, "/run"))
-  return h("tr", {},
-    h("td", {}, name), h("td", {}, h("a", { href: topicLink(topic) }, topic)),
-    h("td", {}, row.cron ?? `every ${duration(row.every_ms)}`, row.timezone !== "UTC" && span("faint", ` ${row.timezone}`)),
+  return [
+    name, linkTo(topic),
+    [row.cron ?? `every ${duration(row.every_ms)}`, row.timezone !== "UTC" && span("faint", ` ${row.timezone}`)],
     h("td", { title: last ? date(last) : null }, last ? h("a", { href: `${topicLink(topic)}?at=${row.last_seq}` }, ago(last, session.now())) : "never"),
     h("td", { title: next ? date(next) : null }, next ? `in ${duration(Math.max(Math.ceil((next - session.now()) / 1000), 1) * 1000)}` : "–"),
-    h("td", {}, error ? span("bad", error) : row.paused ? badge("paused", "warn") : next ? "on time" : "over", skipped > 0 && span("faint", `, ${count(skipped, "tick")} skipped`)),
+    [error ? span("bad", error) : row.paused ? badge("paused", "warn") : next ? "on time" : "over", skipped > 0 && span("faint", `, ${count(skipped, "tick")} skipped`)],
     h("td", { class: "row-actions" },
       allowed("write", topic, () => button("Run now", act(run, ({ seq }) => `Appended seq ${seq} to ${topic}.`), { kind: "small" })),
       allowed("admin", name, () => button(row.paused ? "Resume" : "Pause", act(pause, ({ paused }) => `${name} is ${paused ? "paused" : "not paused"}.`), { kind: "small" })),
-      button("Next ticks", () => dialog(`Next ticks of ${name}`, () => nextTicks(name)), { kind: "small" })))
+      button("Next ticks", () => dialog(`Next ticks of ${name}`, () => nextTicks(name)), { kind: "small" })),
+  ]
 }
 
 function nextTicks(name) {
   const place = h("div", {}, loading("Loading"))
   session.request("POST", schedulePath(name, "/preview"), {}).then(
-    ({ times }) => put(place, times.length ? plainTable("Next ticks", ["In the zone of the schedule", "Here", "In#"], times.map(({ at, local }) => h("tr", {},
-      h("td", {}, local), h("td", {}, date(at)), num(duration(Math.max(at - session.now(), 0)))))) : empty("No more ticks", "The schedule has ended.")),
+    ({ times }) => put(place, times.length ? plainTable("Next ticks", ["In the zone of the schedule", "Here", "In#"], times.map(({ at, local }) => [local, date(at), num(duration(Math.max(at - session.now(), 0)))])) : empty("No more ticks", "The schedule has ended.")),
     (error) => put(place, failure(error)))
   return place
 }

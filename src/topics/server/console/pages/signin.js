@@ -1,8 +1,8 @@
 /** Sign in with an API key. */
 
-import { h, put } from "../parts/dom.js"
+import { h } from "../parts/dom.js"
 import { session } from "../parts/session.js"
-import { code, failure, field, form, input, note } from "../parts/ui.js"
+import { code, field, form, input, note } from "../parts/ui.js"
 
 export const title = "Sign in"
 
@@ -22,9 +22,8 @@ export function show({ done }) {
       } catch (error) {
         session.signIn(null)
         if (error.status === 401 || error instanceof TypeError) error.message = "This server does not know the key"
-        put(made.problem, failure(error))
         key.select()
-        return
+        throw error
       }
       done()
     },

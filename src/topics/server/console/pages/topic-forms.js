@@ -5,7 +5,7 @@ import { Json } from "../parts/exact.js"
 import { bytes, count, date, duration, whole } from "../parts/format.js"
 import { session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { parseDuration, parseSize, parseCount, printDuration, printSize } from "../parts/units.js"
+import { parseDuration, parseSize, parseCount, printDuration, printSize, problemOf } from "../parts/units.js"
 import { button, checkbox, failure, field, form, input, note, select, toast } from "../parts/ui.js"
 
 const DURABILITIES = [
@@ -47,6 +47,7 @@ const QUEUE_OPTIONS = ["lease_ms", "max_deliveries", "dead_letter", "claim_jitte
 const SAFE = { discard: "reject", leases_durable: true } // what "Create" proposes for a queue
 const FIRST = { log: ["ttl_ms"], queue: ["max_deliveries", "dead_letter"] } // what "Create" asks beside name and type
 const LOG_OPTIONS = Object.keys(OPTIONS).filter((name) => !QUEUE_OPTIONS.includes(name))
+const optionsOf = (type) => (type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS)
 const NULLABLE = ["priority", "dead_letter", "archive"]
 const READ = { duration: parseDuration, size: parseSize, count: parseCount, number: parseCount, text: (text) => text }
 const PRINT = { duration: printDuration, size: printSize, count: String, number: String, text: String }
@@ -86,8 +87,6 @@ function changed(made, current, type) {
   return config
 }
 
-const grid = (made) => h("div", { class: "grid" }, made.map((one) => one.element))
-
 /** The configuration in words: `[label, text, is default]`, without fields that have no effect. */
 export function explain({ type, config, epoch }) {
   const words = {
@@ -105,8 +104,7 @@ export function explain({ type, config, epoch }) {
     if (!value) return /Empty: ([^.]*)\./.exec(help)?.[1] ?? (kind === "text" ? "none" : "not at all")
     return kind === "duration" ? duration(value) : kind === "size" ? bytes(value) : kind === "count" ? whole(value) : String(value)
   }
-  const names = type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS
-  const rows = names.map((name) => [OPTIONS[name][0], text(name), JSON.stringify(config[name] ?? null) === JSON.stringify(OPTIONS[name][2])])
+  const rows = optionsOf(type).map((name) => [OPTIONS[name][0], text(name), JSON.stringify(config[name] ?? null) === JSON.stringify(OPTIONS[name][2])])
   return [...rows.filter(([, value]) => value !== null), ["Created", date(epoch), false]]
 }
 
@@ -118,7 +116,7 @@ export function createTopic(done, { type = "log" } = {}) {
   const made = { log: controls({}), queue: controls(SAFE) }
   const first = h("div", { class: "grid" })
   const rest = h("div", { class: "grid" })
-  const options = () => (kind.value === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS).map((option) => made[kind.value][option])
+  const options = () => optionsOf(kind.value).map((option) => made[kind.value][option])
   const arrange = () => {
     const shown = FIRST[kind.value].map((option) => made[kind.value][option])
     put(first, shown.map((one) => one.element))
@@ -137,25 +135,24 @@ export function createTopic(done, { type = "log" } = {}) {
     action: () => actions.putTopic(name.value || "NAME", config()),
     submit: async () => {
       const answer = await session.request("PUT", topicPath(name.value.trim()), config())
-      toast(answer.created ? `Created ${answer.topic}.` : `${answer.topic} existed already; its configuration was updated.`)
-      done(answer.topic, kind.value)
+      return [answer.created ? `Created ${answer.topic}.` : `${answer.topic} existed already; its configuration was updated.`, answer.topic, kind.value]
     },
+    done,
   }).element
 }
 
 /** A form that changes the configuration of a topic. */
 export function configureTopic(state, done) {
-  const names = state.type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS
-  const made = names.map((name) => control(name, state.config[name]))
+  const made = optionsOf(state.type).map((name) => control(name, state.config[name]))
   const config = () => changed(made, state.config)
-  return form([note("Only the options that you change are sent. A smaller cap or a shorter time removes records at once; readers that missed them get a tombstone."), grid(made)], {
+  return form([note("Only the options that you change are sent. A smaller cap or a shorter time removes records at once; readers that missed them get a tombstone."), h("div", { class: "grid" }, made.map((one) => one.element))], {
     label: "Save changes",
     action: () => actions.putTopic(state.topic, config()),
     submit: async () => {
       await session.request("PUT", topicPath(state.topic), config())
-      toast(`Changed ${state.topic}.`)
-      done()
+      return [`Changed ${state.topic}.`]
     },
+    done,
   }).element
 }
 
@@ -176,7 +173,7 @@ export function writeRecord(state, done) {
     priority: queue && priority.value ? Number(priority.value) : undefined,
     delay_ms: queue && delay.value.trim() ? parseDuration(delay.value.trim()) : undefined,
   })
-  const made = form([
+  return form([
     field("Data, any JSON value", data),
     h("div", { class: "grid" },
       field("Tag", tag, "Optional. Groups records, to filter and delete them."),
@@ -189,18 +186,17 @@ export function writeRecord(state, done) {
     action: () => actions.append(state.topic, record()),
     submit: async () => {
       const { first_seq: seq } = await session.request("POST", topicPath(state.topic), { records: [record()] })
-      toast(`Written as seq ${whole(seq)}.`)
-      done(seq)
+      return [`Written as seq ${whole(seq)}.`]
     },
-  })
-  return made.element
+    done,
+  }).element
 }
 
 function parse(text, name) {
   try {
     return Json.parse(text)
   } catch (error) {
-    throw Object.assign(new Error(`${name} is not valid JSON: ${error.message}. Quote strings: "text"`), { code: "invalid_json" })
+    throw problemOf(`${name} is not valid JSON: ${error.message}. Quote strings: "text"`, "invalid_json")
   }
 }
 
@@ -262,9 +258,9 @@ export function dropTopic(state, done) {
     action: () => actions.dropTopic(state.topic),
     submit: async () => {
       await session.client.dropTopic(state.topic)
-      toast(`Deleted ${state.topic}.`)
-      done()
+      return [`Deleted ${state.topic}.`]
     },
+    done,
   })
   made.send.disabled = true
   name.addEventListener("input", () => (made.send.disabled = name.value !== state.topic))

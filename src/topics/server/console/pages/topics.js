@@ -1,13 +1,13 @@
 /** Topics: a live table of all topics with search, and a form that creates one. */
 
-import { h, put, span } from "../parts/dom.js"
+import { h, put, span, swap } from "../parts/dom.js"
 import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
-import { icon } from "../parts/icons.js"
+import { Rates } from "../parts/ring.js"
 import { setQuery } from "../parts/route.js"
 import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { table } from "../parts/table.js"
-import { allowed, badge, button, copyAs, empty, formDialog, liveText, loading, missingNote, noTopics, pageHead, searchField, watch } from "../parts/ui.js"
+import { badge, copyAs, createButton, empty, formDialog, liveText, livePage, loading, noTopics, pageHead, searchField } from "../parts/ui.js"
 import { createTopic } from "./topic-forms.js"
 
 export const title = "Topics"
@@ -17,6 +17,9 @@ const PER_SECOND = 1 / 200 // a list of 5,000 topics is read every 25 seconds
 const QUIET_MS = 10_000 // a topic without a write for so long has no rate
 
 export const topicLink = (name, page = "topics") => `#/${page}/${encodeURIComponent(name)}`
+
+/** A link to the page of a topic. */
+export const linkTo = (name, page) => h("a", { href: topicLink(name, page) }, name)
 
 /** How long a topic keeps its records, in a few words. */
 export function retention({ ttl_ms, cap_records, cap_bytes, discard }) {
@@ -31,7 +34,7 @@ export function retention({ ttl_ms, cap_records, cap_bytes, discard }) {
 const COLUMNS = [
   {
     key: "name", label: "Topic", class: "name", sort: (row) => row.topic,
-    cell: (row) => [() => [h("a", { href: topicLink(row.topic) }, row.topic), row.type === "queue" ? badge("queue") : null], row.topic],
+    cell: (row) => [() => [linkTo(row.topic), row.type === "queue" ? badge("queue") : null], row.topic],
   },
   { key: "head", label: "Head", class: "number wide", sort: (row) => row.head_seq, cell: (row) => whole(row.head_seq) },
   { key: "count", label: "Records", class: "number", sort: (row) => row.count, cell: (row) => whole(row.count) },
@@ -51,24 +54,16 @@ export function createDialog(type) {
 export function show({ query, signal }) {
   const search = searchField("topics", query.get("search"), filter)
   const summary = liveText()
-  const problem = h("div")
   const sort = query.get("sort") ?? "name"
   const list = table({ label: "Topics", columns: COLUMNS, sortBy: sort.replace("-", ""), descending: sort.startsWith("-"), onSort: (key) => setQuery({ sort: key === "name" ? null : key }), signal, rowKey: (row) => row.topic, class: "topics" })
   const place = h("div", {}, loading("Loading topics"))
-  const before = new Map()
+  const rates = new Rates()
   let all = null
 
   async function refresh() {
     const rows = await listAll("/v0/topics?details=true", "topics", { signal })
-    const now = performance.now()
-    for (const row of rows) {
-      const last = before.get(row.topic)
-      row.rate = last && last.epoch === row.epoch ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000)
-        : session.now() - (row.last_write_ts ?? 0) > QUIET_MS ? 0 : null
-      before.set(row.topic, { head: row.head_seq, at: now, epoch: row.epoch })
-    }
+    for (const row of rows) row.rate = rates.note(row.topic, row.epoch, row.head_seq) ?? (session.now() - (row.last_write_ts ?? 0) > QUIET_MS ? 0 : null)
     all = rows
-    put(problem)
     filter()
     return Math.max(3000, all.length * PER_SECOND * 1000)
   }
@@ -78,31 +73,10 @@ export function show({ query, signal }) {
     const wanted = search.value.trim().toLowerCase()
     const rows = wanted ? all.filter((row) => row.topic.toLowerCase().includes(wanted)) : all
     put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, "topic")}` : count(all.length, "topic"))
-    if (all.length === 0) {
-      if (!place.querySelector(".empty")) {
-        put(place, noTopics())
-      }
-    } else if (rows.length === 0) put(place, empty("No topic matches", `No name contains "${search.value.trim()}".`))
-    else {
-      if (list.element.parentNode !== place) put(place, list.element)
-      list.set(rows)
-    }
+    list.set(rows)
+    swap(place, rows.length ? list.element : all.length ? empty("No topic matches", `No name contains "${search.value.trim()}".`) : noTopics())
   }
 
-  const refused = missingNote("read")
-  if (refused) put(place)
-  else watch(problem, refresh, { signal })
-  const create = () => createDialog("log")
-  if (query.get("new") && session.can("admin")) queueMicrotask(create)
-  return [
-    pageHead("Topics", {
-      actions: [
-        copyAs(actions.listTopics),
-        allowed("admin", null, () => button([icon("plus"), "Create topic"], create, { kind: "primary" })),
-      ],
-    }),
-    refused ?? missingNote("admin"), problem,
-    h("div", { class: "toolbar" }, search, summary),
-    h("section", { class: "card flush" }, place),
-  ]
+  return livePage(pageHead("Topics", { actions: [copyAs(actions.listTopics), createButton("Create topic", query, () => createDialog("log"))] }),
+    { refresh, place, signal, scopes: "admin" }, h("div", { class: "toolbar" }, search, summary), h("section", { class: "card flush" }, place))
 }

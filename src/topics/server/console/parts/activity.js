@@ -9,7 +9,7 @@ import { h, put, svg, swatch } from "./dom.js"
 import { bytes, clock, count, date, duration, range, rate, short, shortClock, shortDate, whole } from "./format.js"
 import { setQuery } from "./route.js"
 import { session, topicPath } from "./session.js"
-import { LOST, STATES, drawMarks, placeMarks, unread } from "./timeline.js"
+import { LANE, LOST, STATES, drawMarks, legendOf, placeMarks, tick, unread } from "./timeline.js"
 import { button, liveText, segmented } from "./ui.js"
 import { chartFrame, zoomable } from "./zoom.js"
 
@@ -28,7 +28,7 @@ export function activity(topic, { signal, state, query, onPick }) {
   let asked = 0
 
   const canvas = svg("svg", { class: "chart activity", tabindex: 0, role: "application" })
-  const { frame, tip, width } = chartFrame(canvas, () => draw(), signal)
+  const { frame, showTip, setHeight, width } = chartFrame(canvas, () => draw(), signal)
   const legend = h("ul", { class: "states" })
   const shownWindow = liveText()
   const spans = segmented("Time range", SPANS.map(([name]) => [name, name]), null, (name) => {
@@ -46,7 +46,7 @@ export function activity(topic, { signal, state, query, onPick }) {
   const x = (ts) => ((ts - data.from) / (data.to - data.from)) * width()
   const barAt = (ts) => data.bars[Math.min(Math.floor(((ts - data.from) / (data.to - data.from)) * data.bars.length), data.bars.length - 1)]
   zoomable(canvas, {
-    domain: () => data && [data.from, data.to], look, hover, drawDrag: draw, leave: () => (tip.hidden = true),
+    domain: () => data && [data.from, data.to], look, hover, drawDrag: draw,
     onClick: (ts) => barAt(ts).last >= barAt(ts).first && onPick(barAt(ts).first),
   })
 
@@ -95,9 +95,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     const slot = wide / bars.length
     const placed = placeMarks(marks.filter((mark) => mark.lag), (seq) => timeX(seq - 1), wide)
     const deep = placed.length ? Math.max(...placed.map((mark) => mark.lane)) + 1 : 0
-    const height = HEIGHT + 26 + deep * 18
-    canvas.setAttribute("viewBox", `0 0 ${wide} ${height}`)
-    canvas.setAttribute("height", height)
+    setHeight(HEIGHT + 26 + deep * LANE)
     const perSecond = (amount) => (unit === "bytes" ? `${bytes(amount / seconds)}/s` : rate(amount / seconds))
     const quiet = bars.every((bar) => bar.last < bar.first)
     put(canvas,
@@ -139,8 +137,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     const label = step < 60e3 ? clock : step < 864e5 ? (ts) => ((ts - zone) % 864e5 ? shortClock(ts) : shortDate(ts)) : shortDate
     return found.map((ts) => {
       const at = x(ts)
-      const anchor = at < 24 ? "start" : at > wide - 24 ? "end" : "middle"
-      return [svg("line", { class: "tick-line", x1: at, x2: at, y1: HEIGHT, y2: HEIGHT + 5 }), svg("text", { class: "tick", x: at, y: HEIGHT + 18, "text-anchor": anchor }, label(ts))]
+      return tick(at, HEIGHT, wide, label(ts))
     })
   }
 
@@ -149,8 +146,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     for (const bar of data.bars) for (const [one, amount] of Object.entries(bar.states)) sums[one] = (sums[one] ?? 0) + amount
     const current = marks.filter((mark) => !mark.lag).map((mark) => mark.name)
     const written = data.bars.reduce((sum, bar) => sum + bar.last - bar.first + 1, 0)
-    put(legend, Object.entries(STATES).filter(([one]) => sums[one] >= 0.5).map(([one, text]) => h("li", {}, swatch(one), text, " ", h("b", {}, whole(sums[one])))),
-    current.length > 0 && h("li", {}, `Up to date: ${current.join(", ")}`))
+    put(legend, legendOf(sums), current.length > 0 && h("li", {}, `Up to date: ${current.join(", ")}`))
     const sameDay = data.to - data.from < 864e5
     const text = `${sameDay ? clock(data.from) : date(data.from)} to ${sameDay ? clock(data.to) : date(data.to)}: ${count(written, "record")}, a bar is ${duration(Math.round(seconds) * 1000 || 1000)}`
     put(shownWindow, text)
@@ -159,17 +155,13 @@ export function activity(topic, { signal, state, query, onPick }) {
 
   function hover(event, ts) {
     const bar = barAt(ts)
-    const box = canvas.getBoundingClientRect()
-    const at = event.clientX - box.left
     const seconds = (bar.to - bar.from) / 1000
     const size = bar.last - bar.first + 1
-    put(tip, h("div", { class: "time" }, `${bar.to - bar.from < 6e5 ? clock(bar.from) : date(bar.from)} to ${clock(bar.to)}`),
+    showTip(event, h("div", { class: "time" }, `${bar.to - bar.from < 6e5 ? clock(bar.from) : date(bar.from)} to ${clock(bar.to)}`),
       size <= 0 ? h("div", {}, "no records") : [
         h("b", {}, `${count(size, "record")}, ${rate(size / seconds)}, ${bytes(bar.bytes / seconds)}/s`), h("div", {}, `Seqs ${range(bar.first, bar.last)}${unread(marks, bar.last)}`),
         Object.entries(STATES).filter(([one]) => one !== "live" && bar.states[one] >= 0.5).map(([one, text]) => h("div", {}, swatch(one), `${short(bar.states[one])} ${LOST.has(one) ? "lost: " : ""}${text.toLowerCase()}`)),
       ])
-    tip.hidden = false
-    tip.style.left = `${Math.min(Math.max(at, 110), Math.max(box.width - 110, 110))}px`
   }
 
   return {

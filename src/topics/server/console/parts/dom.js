@@ -11,43 +11,31 @@ export function h(tag, props = {}, ...children) {
 
 /** Create an SVG element. All props but `on` are attributes. */
 export function svg(tag, props = {}, ...children) {
-  const element = document.createElementNS(SVG, tag)
-  for (const [name, value] of Object.entries(props)) {
-    if (name === "on") listen(element, value)
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, String(value))
-  }
-  add(element, children)
-  return element
+  return fill(document.createElementNS(SVG, tag), props, children)
 }
+
+const isNothing = (value) => value === null || value === undefined || value === false
+const ATTRIBUTE = /-|^(class|role|for|list)$/
 
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
-    if (value === null || value === undefined || value === false) continue
-    if (name === "class") element.className = value
-    else if (name === "on") listen(element, value)
-    else if (name.includes("-") || name === "role" || name === "for" || name === "list") element.setAttribute(name, String(value))
+    if (isNothing(value)) continue
+    if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener)
+    else if (element.namespaceURI === SVG || ATTRIBUTE.test(name)) element.setAttribute(name, String(value))
     else element[name] = value
   }
-  add(element, children)
-  return element
-}
-
-function listen(element, listeners) {
-  for (const [event, listener] of Object.entries(listeners)) element.addEventListener(event, listener)
+  return add(element, children)
 }
 
 function add(element, children) {
-  for (const child of children.flat(Infinity)) {
-    if (child === null || child === undefined || child === false) continue
-    element.append(child instanceof Node ? child : String(child))
-  }
+  element.append(...children.flat(Infinity).filter((child) => !isNothing(child)))
+  return element
 }
 
 /** Replace the content of an element. */
 export function put(element, ...children) {
   element.replaceChildren()
-  add(element, children)
-  return element
+  return add(element, children)
 }
 
 const FOCUSABLE = "a, button, summary, input, select, [tabindex]"
@@ -59,6 +47,11 @@ export function redraw(element, ...children) {
   if (at >= 0) [...element.querySelectorAll(FOCUSABLE)].at(at)?.focus({ preventScroll: true })
 }
 
+/** Show an element in a place, unless it or one with the same text is there already. */
+export function swap(place, element) {
+  if (element.parentNode !== place && element.textContent !== place.textContent) put(place, element)
+}
+
 /** Whether something in the element is open that a redraw would close. */
 export function isBusy(element) {
   return element.querySelector("details[open]") !== null
@@ -66,8 +59,7 @@ export function isBusy(element) {
 
 /** Set the text of an element if it differs, so that screen readers and selections are left alone. */
 export function setText(element, text) {
-  const value = String(text)
-  if (element.textContent !== value) element.textContent = value
+  if (element.textContent !== String(text)) element.textContent = text
 }
 
 /** An element that only screen readers present. */

@@ -79,8 +79,11 @@ export function indent(node, depth = 0) {
   return `${node.open}\n${lines.join(",\n")}\n${"  ".repeat(depth)}${node.close}`
 }
 
-/** Parse valid JSON text into a tree, with a stack of its own: text can be nested deeper than calls can. */
-function treeOf(text) {
+/**
+ * Parse valid JSON text into a tree, with a stack of its own: text can be nested deeper than calls can.
+ * Values below the given number of levels are leaves.
+ */
+function treeOf(text, levels = Infinity) {
   const root = { entries: [] }
   const stack = [root]
   let key = null
@@ -90,55 +93,30 @@ function treeOf(text) {
     else if (sign === "}" || sign === "]") {
       stack.pop()
       at++
-    } else if (sign === "{" || sign === "[") {
+    } else if ((sign === "{" || sign === "[") && stack.length <= levels) {
       const inner = { open: sign, close: sign === "{" ? "}" : "]", entries: [] }
       stack.at(-1).entries.push([key, inner])
       stack.push(inner)
       key = null
       at++
     } else {
-      const end = endOfScalar(text, at)
-      const token = text.slice(at, end)
-      at = end
-      if (key === null && stack.at(-1).open === "{") key = token
+      const end = endOfValue(text, at)
+      const source = text.slice(at, end)
+      if (key === null && stack.at(-1).open === "{") key = source
       else {
-        stack.at(-1).entries.push([key, { source: token }])
+        stack.at(-1).entries.push([key, { source }])
         key = null
       }
+      at = end
     }
   }
   return root.entries[0][1]
 }
 
-/** The texts of `data` and `meta` of each row in an array of the answer. */
+/** The texts of the members of each row in an array of the answer. */
 function slicesOf(text, field) {
-  for (const [name, start] of members(text, skip(text, 0))) {
-    if (name !== field) continue
-    return [...items(text, start)].map((at) => Object.fromEntries([...members(text, at)].map(([key, from, to]) => [key, text.slice(from, to)])))
-  }
-  return []
-}
-
-/** Yield the name, start and end of each member of the object at a place. */
-function* members(text, at) {
-  for (at = skip(text, at + 1); text[at] === '"';) {
-    const end = endOfString(text, at)
-    const name = JSON.parse(text.slice(at, end))
-    const start = skip(text, skip(text, end) + 1)
-    const stop = endOfValue(text, start)
-    yield [name, start, stop]
-    at = skip(text, stop)
-    if (text[at] === ",") at = skip(text, at + 1)
-  }
-}
-
-/** Yield the start of each item of the array at a place. */
-function* items(text, at) {
-  for (at = skip(text, at + 1); text[at] !== "]";) {
-    yield at
-    at = skip(text, endOfValue(text, at))
-    if (text[at] === ",") at = skip(text, at + 1)
-  }
+  const [, rows] = treeOf(text, 3).entries.findLast(([key]) => JSON.parse(key) === field)
+  return rows.entries.map(([, row]) => Object.fromEntries((row.entries ?? []).map(([key, { source }]) => [JSON.parse(key), source])))
 }
 
 function skip(text, at) {

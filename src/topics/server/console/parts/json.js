@@ -21,7 +21,7 @@ function paint(text) {
   for (const match of text.matchAll(TOKEN)) {
     if (match.index > at) parts.push(text.slice(at, match.index))
     const kind = match[1] ? (match[2] ? "key" : "string") : match[3] ? "number" : "word"
-    parts.push(h("span", { class: kind }, match[1] ?? match[0]))
+    parts.push(span(kind, match[1] ?? match[0]))
     if (match[2]) parts.push(match[2])
     at = match.index + match[0].length
   }
@@ -69,8 +69,8 @@ function branch(name, node, depth, last) {
 
 function scalar(text) {
   const kind = text[0] === '"' ? "string" : /[-0-9]/.test(text[0]) ? "number" : "word"
-  if (text.length <= LONG_STRING) return h("span", { class: kind }, text)
-  const shown = h("span", { class: kind }, `${text.slice(0, LONG_STRING)}…`)
+  if (text.length <= LONG_STRING) return span(kind, text)
+  const shown = span(kind, `${text.slice(0, LONG_STRING)}…`)
   const all = h("button", { type: "button", class: "link", on: { click: () => (put(shown, text), all.remove()) } }, `show all ${text.length} characters`)
   return h("span", {}, shown, " ", all)
 }

@@ -9,7 +9,8 @@ import { debounce, setQuery } from "./route.js"
 import { session, topicPath } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
-import { button, copyAs, copyButton, curl, empty, failure, field, input, liveText } from "./ui.js"
+import { button, copyAs, copyButton, curl, empty, fact, failure, field, input, liveText } from "./ui.js"
+import { UNIT_MS, problemOf } from "./units.js"
 
 const PAGE = 50
 const SHOWN = 200
@@ -158,23 +159,12 @@ export function records(topic, { signal, state, query }) {
     const seq = /^[0-9 ,_]+$/.test(wanted) ? Number(wanted.replace(/[ ,_]/g, "")) : null
     if (seq !== null) return readOn(seq - 1)
     const ts = parseTime(wanted)
-    if (ts === null) throw Object.assign(new Error(`"${wanted}" is neither a seq nor a time. Try 120, 14:05, 2026-01-31 14:05 or 10m ago`), { code: "invalid_input" })
+    if (ts === null) throw problemOf(`"${wanted}" is neither a seq nor a time. Try 120, 14:05, 2026-01-31 14:05 or 10m ago`)
     const found = await session.client.diff(topic, { fromSeq: 0, fromTs: ts, limit: PAGE, ...view(), signal })
     return [...(found.gap && found.records.length === 0 ? [found.gap] : []), ...found.records]
   }
 
-  async function readOn(after) {
-    const items = []
-    let from = Math.max(after, 0)
-    for (let request = 0; request < BACK_REQUESTS && items.length < PAGE; request++) {
-      const found = await session.client.diff(topic, { fromSeq: from, limit: PAGE - items.length, ...view(), signal })
-      if (found.gap) items.push(found.gap)
-      items.push(...found.records)
-      from = found.nextFromSeq
-      if (found.caughtUp) break
-    }
-    return items
-  }
+  const readOn = (after) => collect(Math.max(after, 0), { most: PAGE })
 
   /** Return the last page before a seq. The API reads forwards, so that the search begins further and further back. */
   async function readBack(before) {
@@ -184,7 +174,7 @@ export function records(topic, { signal, state, query }) {
     let items = []
     for (let request = 0; request < BACK_REQUESTS; request++) {
       const start = Math.max(end - 1 - size, 0)
-      items = await between(start, end)
+      items = await collect(start, { end })
       const found = items.filter((item) => !(item instanceof Gap)).length
       if (found >= PAGE || start < known.earliest_seq) break
       size *= 4
@@ -192,11 +182,11 @@ export function records(topic, { signal, state, query }) {
     return items.slice(-PAGE)
   }
 
-  async function between(start, end) {
+  /** Read from a seq on, until there are so many items, or to the record before `end`. */
+  async function collect(from, { end = Infinity, most = Infinity }) {
     const items = []
-    let from = start
-    for (let request = 0; request < BACK_REQUESTS && from < end - 1; request++) {
-      const found = await session.client.diff(topic, { fromSeq: from, limit: 1000, ...view(), signal })
+    for (let request = 0; request < BACK_REQUESTS && items.length < most && from < end - 1; request++) {
+      const found = await session.client.diff(topic, { fromSeq: from, limit: Math.min(most - items.length, 1000), ...view(), signal })
       if (found.gap && found.gap.firstSeq < end) items.push(found.gap)
       items.push(...found.records.filter((record) => record.seq < end))
       if (found.caughtUp || found.nextFromSeq <= from) break
@@ -318,14 +308,10 @@ function expanded(item, onTag) {
       item.tag !== undefined && button("Only this tag", () => onTag(item.tag), { kind: "small" })))
 }
 
-function fact(name, value) {
-  return [h("dt", {}, name), h("dd", {}, value)]
-}
-
 /** A time as ms since 1970: "14:05", "2026-01-31 14:05", "10m ago". Null if it is none. */
 export function parseTime(text, now = Date.now()) {
   const back = /^(\d+)\s*(s|m|h|d)(?:\s+ago)?$/.exec(text)
-  if (back) return now - Number(back[1]) * { s: 1e3, m: 6e4, h: 36e5, d: 864e5 }[back[2]]
+  if (back) return now - Number(back[1]) * UNIT_MS[back[2]]
   const today = /^(\d{1,2}):(\d{2})(?::(\d{2}))?$/.exec(text)
   if (today) return new Date(now).setHours(Number(today[1]), Number(today[2]), Number(today[3] ?? 0), 0)
   const parsed = Date.parse(text)

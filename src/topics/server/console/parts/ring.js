@@ -41,7 +41,19 @@ export class Ring {
   }
 }
 
-const KEPT_MS = HOUR_MS
+/** Rates of numbers that grow, between two looks at them. */
+export class Rates {
+  #before = new Map()
+
+  /** Note a number. Return its growth per second since the last look, null if there was none in this epoch. */
+  note(key, epoch, value) {
+    const now = performance.now()
+    const last = this.#before.get(key)
+    this.#before.set(key, { epoch, value, now })
+    return last?.epoch === epoch && now > last.now ? Math.max(value - last.value, 0) / ((now - last.now) / 1000) : null
+  }
+}
+
 const TREND_MS = 120_000 // what estimates look at
 
 /** Samples of the lag and the progress of consumers and routers, by "consumer TOPIC NAME" and "router TOPIC NAME". */
@@ -66,7 +78,7 @@ export class Readers {
     const points = this.series.get(key)
     if (points.length && points.at(-1).ts >= ts) return
     points.push({ ts, lag, done })
-    while (points[0].ts < ts - KEPT_MS) points.shift()
+    while (points[0].ts < ts - HOUR_MS) points.shift()
   }
 
   of(key) {

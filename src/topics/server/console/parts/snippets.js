@@ -80,11 +80,12 @@ const router = (name, rest = "") => `/v0/routers/${encodeURIComponent(name)}${re
 export const schedulePath = (name, rest = "") => `/v0/schedules/${encodeURIComponent(name)}${rest}`
 const clean = (fields) => Object.fromEntries(entries(fields))
 
-const LOOP_PYTHON = "for item in CALL:\n        print(item)"
-const LOOP_JAVASCRIPT = "for await (const item of CALL) console.log(item)"
+const LOOP = { python: "for item in CALL:\n        print(item)", javascript: "for await (const item of CALL) console.log(item)" }
+const list = (name, path = `/v0/${name}`, args = [], options = {}) => ({ method: "GET", path, name, args, options, ...LOOP })
+export const consumerPath = (topic, name) => at(topic, `/consumers/${encodeURIComponent(name)}`)
 
 export const actions = {
-  listTopics: () => ({ method: "GET", path: "/v0/topics", name: "topics", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
+  listTopics: () => list("topics"),
   topic: (topic) => ({ method: "GET", path: at(topic), name: "topic", args: [topic] }),
   putTopic: (topic, config) => ({ method: "PUT", path: at(topic), body: config, name: "put_topic", args: [topic], options: config }),
   dropTopic: (topic) => ({ method: "DELETE", path: at(topic), name: "drop_topic", args: [topic] }),
@@ -94,22 +95,19 @@ export const actions = {
   read: (topic, options) => ({ method: "POST", path: at(topic, "/diff"), body: clean(options), name: "diff", args: [topic], options }),
   follow: (topic, options) => ({
     method: "POST", path: at(topic, "/diff"), body: { ...clean(options), wait_ms: 20_000 }, name: "follow", args: [topic],
-    options: { ...clean(options), tail: true }, python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT,
+    options: { ...clean(options), tail: true }, ...LOOP,
   }),
   deleteRecords: (topic, which) => ({ method: "POST", path: at(topic, "/delete"), body: clean(which), name: "delete", args: [topic], options: which }),
-  jobs: (topic, state) => ({
-    method: "GET", path: at(topic, `/jobs${state ? `?state=${state}` : ""}`), name: "list_jobs", args: [topic], options: clean({ state }),
-    python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT,
-  }),
+  jobs: (topic, state) => list("list_jobs", at(topic, `/jobs${state ? `?state=${state}` : ""}`), [topic], { state }),
   nack: (topic, held) => ({ method: "POST", path: at(topic, "/nack"), body: held, name: "nack", args: [topic], options: held, positional: ["seqs"] }),
   redrive: (topic, which) => ({ method: "POST", path: at(topic, "/redrive"), body: clean(which), name: "redrive", args: [topic], options: which }),
-  routers: () => ({ method: "GET", path: "/v0/routers", name: "routers", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
+  routers: () => list("routers"),
   router: (name) => ({ method: "GET", path: router(name), name: "router", args: [name] }),
   putRouter: (name, config) => ({ method: "PUT", path: router(name), body: clean(config), name: "put_router", args: [name], options: config }),
   dropRouter: (name) => ({ method: "DELETE", path: router(name), name: "drop_router", args: [name] }),
-  schedules: () => ({ method: "GET", path: "/v0/schedules", name: "schedules", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
-  consumers: () => ({ method: "GET", path: "/v0/consumers", name: "consumers", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
-  putConsumer: (topic, name, where) => ({ method: "PUT", path: at(topic, `/consumers/${encodeURIComponent(name)}`), body: where, name: "put_consumer", args: [topic, name], options: where }),
-  dropConsumer: (topic, name) => ({ method: "DELETE", path: at(topic, `/consumers/${encodeURIComponent(name)}`), name: "drop_consumer", args: [topic, name] }),
+  schedules: () => list("schedules"),
+  consumers: () => list("consumers"),
+  putConsumer: (topic, name, where) => ({ method: "PUT", path: consumerPath(topic, name), body: where, name: "put_consumer", args: [topic, name], options: where }),
+  dropConsumer: (topic, name) => ({ method: "DELETE", path: consumerPath(topic, name), name: "drop_consumer", args: [topic, name] }),
   metrics: () => ({ method: "GET", path: "/v0/metrics", name: "metrics" }),
 }

@@ -105,8 +105,5 @@ export function table({ label, columns, sortBy, descending = false, rowKey, sign
       rows = [...next]
       arrange()
     },
-    get size() {
-      return rows.length
-    },
   }
 }

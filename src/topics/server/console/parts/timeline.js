@@ -9,7 +9,7 @@ import { button, liveText, num, plainTable } from "./ui.js"
 import { chartFrame, zoomable } from "./zoom.js"
 
 const BAR = 40
-const LANE = 18
+export const LANE = 18
 const MAX_LANES = 5
 const PER_RANGE_PX = 3
 
@@ -32,7 +32,7 @@ export function timeline(topic, { signal, onPick }) {
     class: "chart timeline", tabindex: 0, role: "application",
     "aria-label": `Timeline of ${topic}. Plus and minus zoom, arrow keys move, zero shows everything.`,
   })
-  const { frame, tip, width } = chartFrame(canvas, () => draw(), signal)
+  const { frame, showTip, setHeight, width } = chartFrame(canvas, () => draw(), signal)
   const legend = h("ul", { class: "states" })
   const shownWindow = liveText()
   const listed = h("div")
@@ -47,7 +47,7 @@ export function timeline(topic, { signal, onPick }) {
     return ((seq - from) / (to - from + 1)) * width()
   }
   const { scale } = zoomable(canvas, {
-    domain: () => data && [bounds()[0], bounds()[1] + 1], look, hover, drawDrag: draw, leave: () => (tip.hidden = true),
+    domain: () => data && [bounds()[0], bounds()[1] + 1], look, hover, drawDrag: draw,
     onClick: (seq) => data.head_seq && onPick?.(Math.min(Math.floor(seq), data.head_seq)),
   })
 
@@ -83,9 +83,7 @@ export function timeline(topic, { signal, onPick }) {
     const lift = above.length ? (Math.max(...above.map((mark) => mark.lane)) + 1) * LANE : 0
     const deep = below.length ? (Math.max(...below.map((mark) => mark.lane)) + 1) * LANE : 0
     const top = Math.max(lift, 6)
-    const height = top + BAR + 30 + deep + 4
-    canvas.setAttribute("viewBox", `0 0 ${wide} ${height}`)
-    canvas.setAttribute("height", height)
+    setHeight(top + BAR + 34 + deep)
     const nothing = data.head_seq === 0
     put(canvas,
       svg("rect", { class: "track", x: 0, y: top, width: wide, height: BAR, rx: 3 }),
@@ -100,39 +98,27 @@ export function timeline(topic, { signal, onPick }) {
   }
 
   function describe() {
-    const sums = new Map()
-    for (const one of data.ranges) {
-      const size = one.to_seq - one.from_seq + 1
-      sums.set(one.state, (sums.get(one.state) ?? 0) + size)
-    }
-    put(legend, Object.entries(STATES).filter(([state]) => sums.has(state)).map(([state, text]) => h("li", {},
-      swatch(state), text, " ", h("b", {}, whole(sums.get(state))))),
-    data.archived_seq > 0 && h("li", {}, h("i", { class: "swatch archive-line" }), "In the archive up to ", h("b", {}, whole(data.archived_seq))))
+    const sums = {}
+    for (const { state, from_seq: first, to_seq: last } of data.ranges) sums[state] = (sums[state] ?? 0) + last - first + 1
+    put(legend, legendOf(sums), data.archived_seq > 0 && h("li", {}, h("i", { class: "swatch archive-line" }), "In the archive up to ", h("b", {}, whole(data.archived_seq))))
     const [from, to] = bounds()
     put(shownWindow, data.head_seq === 0 ? "" : `Seqs ${range(from, to)}${view ? ` of ${whole(data.head_seq)}` : ""}${data.resolution > 1 ? `, in cells of ${count(data.resolution, "seq")}: zoom in for exact ranges` : ", exact"}`)
-    canvas.setAttribute("aria-label", `Timeline of ${topic}, seqs ${range(from, to)}: ${[...sums].map(([state, size]) => `${whole(size)} ${STATES[state] ?? state}`).join(", ")}. Plus and minus zoom, arrow keys move, zero shows everything.`)
+    canvas.setAttribute("aria-label", `Timeline of ${topic}, seqs ${range(from, to)}: ${Object.entries(sums).map(([state, size]) => `${whole(size)} ${STATES[state] ?? state}`).join(", ")}. Plus and minus zoom, arrow keys move, zero shows everything.`)
   }
 
   function list() {
     if (!all.open || !data) return
     const rows = data.ranges.slice(0, 500)
-    put(listed, plainTable("Ranges", ["First seq#", "Last seq#", "Seqs#", "State"], rows.map((one) => h("tr", {},
-      num(one.from_seq), num(one.to_seq),
-      num(one.to_seq - one.from_seq + 1),
-      h("td", {}, swatch(one.state), words(one))))),
+    put(listed, plainTable("Ranges", ["First seq#", "Last seq#", "Seqs#", "State"], rows.map((one) => [
+      num(one.from_seq), num(one.to_seq), num(one.to_seq - one.from_seq + 1), [swatch(one.state), words(one)],
+    ])),
     data.ranges.length > rows.length && h("p", { class: "note" }, `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
   }
 
   function hover(event) {
     if (data.head_seq === 0) return
-    const box = canvas.getBoundingClientRect()
-    const at = event.clientX - box.left
-    const found = under(at)
-    if (!found) return void (tip.hidden = true)
-    put(tip, h("b", {}, `Seq ${range(found.from_seq, found.to_seq)}`), h("div", {}, words(found)), h("div", { class: "faint" }, count(found.to_seq - found.from_seq + 1, "seq"), unread(marks, found.to_seq)))
-    tip.hidden = false
-    const left = Math.min(Math.max(at, 90), Math.max(box.width - 90, 90))
-    tip.style.left = `${left}px`
+    const found = under(event.clientX - canvas.getBoundingClientRect().left)
+    if (found) showTip(event, h("b", {}, `Seq ${range(found.from_seq, found.to_seq)}`), h("div", {}, words(found)), h("div", { class: "faint" }, count(found.to_seq - found.from_seq + 1, "seq"), unread(marks, found.to_seq)))
   }
 
   /** The range under a pixel; one that was lost before the others, because it may be narrow. */
@@ -190,10 +176,20 @@ function ticks([from, to], x, wide, bottom) {
   if (found[0] !== from && x(found[0] ?? to) > 60) found.unshift(from)
   return found.map((seq) => {
     const at = x(seq) + (x(seq + 1) - x(seq)) / 2
-    const anchor = at < 24 ? "start" : at > wide - 30 ? "end" : "middle"
-    return [svg("line", { class: "tick-line", x1: at, x2: at, y1: bottom + 6, y2: bottom + 11 }),
-      svg("text", { class: "tick", x: anchor === "start" ? Math.max(at - 4, 0) : Math.min(at, wide), y: bottom + 23, "text-anchor": anchor }, seq < 1e6 ? whole(seq) : short(seq))]
+    return tick(at, bottom + 6, wide, seq < 1e6 ? whole(seq) : short(seq))
   })
+}
+
+/** A tick of an axis with its label, which stays inside. */
+export function tick(at, y, wide, text) {
+  const anchor = at < 24 ? "start" : at > wide - 30 ? "end" : "middle"
+  return [svg("line", { class: "tick-line", x1: at, x2: at, y1: y, y2: y + 5 }),
+    svg("text", { class: "tick", x: anchor === "start" ? Math.max(at - 4, 0) : Math.min(at, wide), y: y + 17, "text-anchor": anchor }, text)]
+}
+
+/** The states in a chart, with their numbers. */
+export function legendOf(sums) {
+  return Object.entries(STATES).filter(([state]) => sums[state] >= 0.5).map(([state, text]) => h("li", {}, swatch(state), text, " ", h("b", {}, whole(sums[state]))))
 }
 
 /**

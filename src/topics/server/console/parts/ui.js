@@ -2,6 +2,7 @@
 
 import { h, hidden, put, span } from "./dom.js"
 import { short, whole } from "./format.js"
+import { icon } from "./icons.js"
 import { setQuery } from "./route.js"
 import { entry, poll, session } from "./session.js"
 import { asCurl, asJavaScript, asPython } from "./snippets.js"
@@ -164,20 +165,38 @@ export function failure(error) {
     lines.push(h("p", {}, "Choose another destination, or allow the cycle: a record then stops after 16 topics."))
   } else if (error?.detail?.field) lines.push(h("p", {}, "Check the field ", h("code", {}, error.detail.field), "."))
   if (NEXT[code]) lines.push(h("p", {}, NEXT[code]))
-  return h("div", { class: "failure", role: "alert" }, lines)
+  return alarm(lines)
+}
+
+export function alarm(...content) {
+  return h("div", { class: "failure", role: "alert" }, content)
 }
 
 /**
- * Call `refresh` every `everyMs`, and show its errors in `problem`. If it returns a number, the next call comes after so
- * many ms. The second call comes after a second, because rates need two looks.
+ * A page under its head, which calls `refresh` every `everyMs`, or after as many ms as it returns, and shows its errors.
+ * The second call comes after a second, because rates need two looks. Without the scope `read`, `place` stays empty.
+ * `scopes` are those of its actions.
  */
-export function watch(problem, refresh, { signal, everyMs = 3000 }) {
+export function livePage(head, { refresh, place, signal, scopes = "read", name = null, everyMs = 3000 }, ...content) {
+  const problem = h("div")
   const schedule = { everyMs: 1000, signal, onError: (error) => put(problem, failure(error)) }
   let next = 1000
-  poll(async () => {
-    schedule.everyMs = next
-    next = (await refresh()) ?? everyMs
-  }, schedule)
+  const refused = missingNote("read", name)
+  if (refused) put(place)
+  else {
+    poll(async () => {
+      schedule.everyMs = next
+      next = (await refresh()) ?? everyMs
+      put(problem)
+    }, schedule)
+  }
+  return [head, refused ?? missingNote(scopes), problem, content]
+}
+
+/** The button that opens the form for something new. The address of the page can ask for the form, too. */
+export function createButton(label, query, create) {
+  if (query.get("new") && session.can("admin")) queueMicrotask(create)
+  return allowed("admin", null, () => button([icon("plus"), label], create, { kind: "primary" }))
 }
 
 let toasts = null
@@ -223,6 +242,11 @@ export function formDialog(title, make, then) {
     close()
     void then(...results)
   }))
+}
+
+/** A row of a list of facts. */
+export function fact(name, value) {
+  return [h("dt", {}, name), h("dd", {}, value)]
 }
 
 /** A labelled control with its help text. */
@@ -289,10 +313,10 @@ export function checkbox(label, checked, help = null) {
 }
 
 /**
- * A form with one main action. `submit` runs when it is sent; an error is shown above the buttons.
- * `action`, if given, returns what "Copy as" describes.
+ * A form with one main action. `submit` runs when it is sent; an error is shown above the buttons. If it returns
+ * `[text, ...results]`, the text is shown, and `done` gets the results. `action`, if given, returns what "Copy as" describes.
  */
-export function form(content, { label, submit, kind = "primary", action = null, extra = [] }) {
+export function form(content, { label, submit, done, kind = "primary", action = null, extra = [] }) {
   const problem = h("div")
   const send = h("button", { type: "submit", class: `button ${kind}` }, label)
   const element = h("form", {
@@ -303,7 +327,10 @@ export function form(content, { label, submit, kind = "primary", action = null, 
         put(problem)
         send.disabled = true
         try {
-          await submit()
+          const [text, ...results] = (await submit()) ?? []
+          if (!text) return
+          toast(text)
+          done(...results)
         } catch (error) {
           put(problem, failure(error))
         } finally {
@@ -312,7 +339,7 @@ export function form(content, { label, submit, kind = "primary", action = null, 
       },
     },
   }, content, problem, h("footer", {}, extra, action && copyAs(action), send))
-  return { element, send, problem }
+  return { element, send }
 }
 
 // --- copy as
@@ -375,13 +402,15 @@ export function num(...content) {
 
 /**
  * A table with its heads. A head is an element or a text; one that ends in "#" is of numbers. Wide tables scroll; on narrow
- * screens each row is a list of its cells with their heads.
+ * screens each row is a list of its cells with their heads. A row is a list of cells or of what they contain, without false,
+ * or an element.
  */
 export function plainTable(label, heads, rows, kind = "") {
   const names = heads.map((head) => (head instanceof Node ? "" : head.replace(/#$/, "")))
   const table = h("table", { class: `plain ${kind}` },
     h("thead", {}, h("tr", {}, heads.map((head, at) => (head instanceof Node ? h("td", {}, head) : h("th", { scope: "col", class: head.endsWith("#") ? "number" : "" }, names[at]))))),
-    h("tbody", {}, rows))
+    h("tbody", {}, rows.map((row) => (row instanceof Node ? row
+      : h("tr", {}, row.filter((cell) => cell !== false).map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", {}, cell))))))))
   for (const row of table.tBodies[0].rows) if (row.cells.length === names.length) names.forEach((name, at) => name && (row.cells[at].dataset.label = name))
   return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, table)
 }

@@ -1,10 +1,15 @@
 /** Durations, sizes and counts as the command line takes and prints them: 30m, 1GiB, 10k. */
 
-const UNIT_MS = { ms: 1, s: 1e3, m: 6e4, h: 36e5, d: 864e5 }
+export const UNIT_MS = { ms: 1, s: 1e3, m: 6e4, h: 36e5, d: 864e5 }
 const FACTORS = { "": 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40 }
 
+/** An error of what was typed in. */
+export function problemOf(message, code = "invalid_input") {
+  return Object.assign(new Error(message), { code })
+}
+
 function refuse(text, what) {
-  throw Object.assign(new Error(`"${text}" is not ${what}`), { code: "invalid_input" })
+  throw problemOf(`"${text}" is not ${what}`)
 }
 
 /** The milliseconds of 500ms, 30s, 1h30m or 7d. Throw for a number without a unit, except 0. */

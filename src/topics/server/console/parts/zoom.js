@@ -3,25 +3,42 @@
  * the arrows.
  */
 
-import { h } from "./dom.js"
+import { h, put } from "./dom.js"
 
 const DRAG_PX = 4
+const TIP_PX = 110 // half of its width
 
-/** A frame around a canvas, with a tip. `draw` is called when its size changes. */
+/** A frame around a canvas, with a tip that is hidden when the pointer leaves. `draw` is called when its size changes. */
 export function chartFrame(canvas, draw, signal) {
   const tip = h("div", { class: "tip", hidden: true })
   const frame = h("div", { class: "timeline-frame" }, canvas, tip)
   const observer = new ResizeObserver(draw)
   observer.observe(frame)
   signal.addEventListener("abort", () => observer.disconnect())
-  return { frame, tip, width: () => Math.max(frame.clientWidth, 1) }
+  canvas.addEventListener("pointerleave", () => (tip.hidden = true))
+  const width = () => Math.max(frame.clientWidth, 1)
+  return {
+    frame,
+    width,
+    setHeight(height) {
+      canvas.setAttribute("viewBox", `0 0 ${width()} ${height}`)
+      canvas.setAttribute("height", height)
+    },
+    /** Show a tip near the pointer. */
+    showTip(event, ...content) {
+      const box = canvas.getBoundingClientRect()
+      put(tip, content)
+      tip.hidden = false
+      tip.style.left = `${Math.min(Math.max(event.clientX - box.left, TIP_PX), Math.max(box.width - TIP_PX, TIP_PX))}px`
+    },
+  }
 }
 
 /**
  * `domain()` returns the ends of the axis, null while there is none; `look(range)` shows a part, null everything;
  * `drawDrag(range)` draws what is selected; `onClick(value)` is called for a click; `hover(event)` for other movements.
  */
-export function zoomable(canvas, { domain, look, drawDrag, onClick, hover, leave }) {
+export function zoomable(canvas, { domain, look, drawDrag, onClick, hover }) {
   let drag = null
   const share = (event) => {
     const box = canvas.getBoundingClientRect()
@@ -71,7 +88,6 @@ export function zoomable(canvas, { domain, look, drawDrag, onClick, hover, leave
     if (range) look(range)
     else onClick(valueAt(event))
   })
-  canvas.addEventListener("pointerleave", leave)
   canvas.addEventListener("dblclick", () => look(null))
   return { scale }
 }
