@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
+from tests.simulated.harness import SimServer, request
+from topics.engine.write.append import STEP_RECORDS
 from topics.errors import Code, TopicsError
+from topics.model import schemas
 from topics.model.records import NewRecord
-from topics.model.schemas import _closed, violation
+from topics.model.schemas import MAX_EXPANDED, _closed, validator_of, violation
 from topics.model.topic import ConfigPatch, configure
 
 
@@ -46,3 +50,47 @@ def test_objects_are_closed_at_every_depth_but_not_in_values():
         "additionalProperties": False,
         "enum": [{"properties": {}}],
     }
+
+
+@pytest.mark.parametrize("anchors", [False, True])
+def test_references_that_double_at_each_level_are_refused(anchors: bool):
+    def doubled(levels: int) -> dict[str, Any]:
+        ref = "#a" if anchors else "#/$defs/a"
+        parts = {f"a{at}": {"allOf": [{"$ref": f"{ref}{at + 1}"}] * 2} for at in range(levels)}
+        parts |= {f"a{levels}": {"type": "object"}}
+        if anchors:
+            parts = {name: part | {"$anchor": name} for name, part in parts.items()}
+        return {"$defs": parts, "$ref": f"{ref}0"}
+
+    with pytest.raises(TopicsError, match=f"more than {MAX_EXPANDED} parts"):
+        validator_of(doubled(30))  # a record would take minutes
+    assert violation(doubled(5), [NewRecord(b"{}")]) is None
+    assert violation(doubled(5), [NewRecord(b"1")]) is not None
+
+
+def test_chain_of_references_that_is_too_long_is_refused():
+    with pytest.raises(TopicsError, match="nested too deeply"):
+        validator_of({"$defs": {f"a{at}": {"$ref": f"#/$defs/a{at + 1}"} for at in range(3000)}, "$ref": "#/$defs/a0"})
+
+
+def test_part_that_refers_to_itself_is_allowed():
+    tree = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}, "n": {"type": "integer"}}}
+    assert violation(tree, [NewRecord(b'{"left": {"right": {"n": 1}}}')]) is None
+    assert violation(tree, [NewRecord(b'{"left": {"right": {"n": ""}}}')]) is not None
+
+
+@pytest.mark.parametrize("mode", ["reject", "warn"])
+def test_large_write_is_checked_in_steps_and_once(mode: str, monkeypatch: pytest.MonkeyPatch):
+    server = SimServer.start()
+    server.put("t", schema={"type": "integer"}, schema_mode=mode)
+    appends, write = server.engine.appends, request(*(str(n) for n in range(2 * STEP_RECORDS)), '"x"')
+    steps = appends.check_schema("t", write)
+    if mode == "reject":
+        with pytest.raises(TopicsError, match="does not match"):
+            list(steps)
+        return
+    assert len(list(steps)) == 2
+    monkeypatch.setattr(schemas, "violation", None)
+    server.done(server.engine.append("t", write))
+    appends.end_check(write)
+    assert f"records[{2 * STEP_RECORDS}].data does not match" in appends.take_warning()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 
@@ -24,6 +25,7 @@ Compatibility = Literal["backward", "forward", "full", "none"]
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_VERSIONS = 100
 MAX_CACHED = 1000
+MAX_EXPANDED = 10_000  # parts of a schema, with each reference in the place of the part that it refers to
 SHOWN_CHARS = 200
 REFERENCES = ("$ref", "$dynamicRef", "$schema")
 
@@ -68,8 +70,15 @@ def validator_of(schema: Schema) -> Validator:
     if known is not None and known[0] is schema:
         return known[1]
     rs = _library()
-    if (outside := next(_references(schema), None)) is not None:
+    try:
+        outside, parts = next(_references(schema), None), _expanded(schema, schema, {})
+    except RecursionError:
+        raise invalid("schema is nested too deeply, or its references are", field="schema") from None
+    if outside is not None:
         what = f"schema refers to {outside[:SHOWN_CHARS]!r}: only references within it (#…) are allowed"
+        raise invalid(what, field="schema")
+    if parts > MAX_EXPANDED:
+        what = f"schema has more than {MAX_EXPANDED} parts with its references: refer to fewer parts more than once"
         raise invalid(what, field="schema")
     try:
         found: Validator = rs.Draft202012Validator(schema, offline=True, validate_formats=True)
@@ -133,6 +142,48 @@ def _references(schema: Any) -> Iterator[str]:
     elif isinstance(schema, list):
         for value in schema:
             yield from _references(value)
+
+
+def _expanded(part: Any, whole: Schema, known: dict[int, int]) -> int:
+    """Return how many parts there are if each reference is the part that it refers to, but for one to itself.
+
+    A check takes time for each: with two references at each of 30 levels, a record would hold the loop for minutes.
+    """
+    if not isinstance(part, dict | list):
+        return 0
+    if id(part) not in known:
+        known[id(part)] = 0  # while it is being counted: a reference to itself needs a smaller part of the record
+        members = list(part)
+        if isinstance(part, dict):
+            whole = part if isinstance(part.get("$id"), str) else whole
+            named = [one for name in REFERENCES[:2] if isinstance(one := part.get(name), str)]
+            members = [*part.values(), *(_target(one[1:], whole) for one in named)]
+        known[id(part)] = 1 + sum(_expanded(one, whole, known) for one in members)
+    return known[id(part)]
+
+
+def _target(reference: str, whole: Schema) -> Any:
+    """Return the part that a JSON pointer (`/$defs/a`) or an anchor (`a`) of the schema refers to, or None."""
+    if reference and not reference.startswith("/"):
+        return next(_anchored(reference, whole), None)
+    found: Any = whole
+    for name in unquote(reference).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _anchored(name: str, part: Any) -> Iterator[Any]:
+    """Yield the parts with this anchor."""
+    if isinstance(part, dict):
+        if name in (part.get("$anchor"), part.get("$dynamicAnchor")):
+            yield part
+        part = list(part.values())
+    for one in part if isinstance(part, list) else ():
+        yield from _anchored(name, one)
 
 
 # --- versions

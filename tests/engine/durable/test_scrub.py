@@ -74,6 +74,17 @@ def test_damage_outside_of_segments_is_found(suffix: str, seqs: tuple[int, int])
     assert [(one.first_seq, one.last_seq) for one in scrub.damage()] == [seqs]
 
 
+def test_damage_of_a_snapshot_ends_with_the_next_snapshot():
+    server = written()
+    scrub = scrub_of(server)
+    server.disk.flip(file_of(server, ".snap"), 8 * 30)
+    scrub_round(server, scrub)
+    assert scrub.damage()
+    server.append("t", '"more"')
+    server.checkpoint()
+    assert not scrub.damage()
+
+
 def test_missing_segment_is_found_before_it_is_read():
     server = written()
     scrub = scrub_of(server)

@@ -46,11 +46,13 @@ class Place(NamedTuple):
     size_bytes: int
     known: codec.Footer | None
 
-    @property
-    def is_current(self) -> bool:
+    def is_current(self, snapshot_number: int) -> bool:
+        """Return whether the newest snapshot, which has this number, still needs the part."""
         if isinstance(self.owner, SealedSegment):
             return not self.owner.gone and self.owner.path == self.path
-        return self.topic is None or (not self.topic.gone and self.topic.saved_tail is self.owner)
+        if self.topic is None:  # a snapshot, or a log file: the next snapshot replaces both
+            return int(posixpath.splitext(posixpath.basename(self.path))[0]) >= snapshot_number
+        return not self.topic.gone and self.topic.saved_tail is self.owner
 
 
 class Found(NamedTuple):
@@ -81,7 +83,8 @@ class Scrub:
 
     def damage(self) -> list[Found]:
         """Return the damage that was found and is still there."""
-        self._found = {key: one for key, one in self._found.items() if one.place.is_current}
+        number = self._store.snapshot_number
+        self._found = {key: one for key, one in self._found.items() if one.place.is_current(number)}
         return list(self._found.values())
 
     def tick(self) -> None:
@@ -167,7 +170,7 @@ class Scrub:
 
     def _note(self, place: Place, problems: list[Problem]) -> None:
         """Report new damage of a place, and forget what was repaired. Skip a place that was replaced meanwhile."""
-        if not place.is_current:
+        if not place.is_current(self._store.snapshot_number):
             return
         topic, offsets = place.topic, {place.offset + one.offset for one in problems}
         self._found = {

@@ -46,7 +46,8 @@ class Appends:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.warning: str | None = None  # of the last append, for a topic that only warns; its caller takes it
-        self._matching: dict[int, tuple[WriteRequest, dict[str, Any]]] = {}  # by identity, see `check_schema`
+        # By identity, see `check_schema`: the request, the schema, and why the request does not match it.
+        self._checked: dict[int, tuple[WriteRequest, dict[str, Any], TopicsError | None]] = {}
         # Without a detour through `staging`: `append` is the hottest path.
         self._state = staging.state
         self._commits = staging.commits
@@ -84,16 +85,20 @@ class Appends:
         The caller calls `end_check` after the append.
         """
         topic = self._staging.topics.get(name)
-        if topic is None or (schema := topic.config.schema) is None or topic.config.schema_mode != "reject":
+        if topic is None or (schema := topic.config.schema) is None or topic.config.schema_mode == "off":
             return
+        error: TopicsError | None = None
         for low in range(0, len(request.records), STEP_RECORDS):
-            if (error := schemas.violation(schema, request.records, low, low + STEP_RECORDS)) is not None:
-                raise error
+            error = schemas.violation(schema, request.records, low, low + STEP_RECORDS)
+            if error is not None:
+                break
             yield None
-        self._matching[id(request)] = request, schema
+        if error is not None and topic.config.schema_mode == "reject":
+            raise error  # before anything is rendered
+        self._checked[id(request)] = request, schema, error
 
     def end_check(self, request: WriteRequest) -> None:
-        self._matching.pop(id(request), None)
+        self._checked.pop(id(request), None)
 
     def take_warning(self) -> str:
         found, self.warning = self.warning, None
@@ -104,9 +109,9 @@ class Appends:
         schema = config.schema
         if schema is None or config.schema_mode == "off":
             return None
-        if self._matching and (found := self._matching.get(id(request))) is not None and found[1] is schema:
-            return None
-        error = schemas.violation(schema, request.records)
+        known = self._checked.get(id(request)) if self._checked else None
+        is_known = known is not None and known[1] is schema
+        error = known[2] if known is not None and is_known else schemas.violation(schema, request.records)
         if error is not None and config.schema_mode == "reject":
             raise error
         return None if error is None else error.message
