@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from topics.model.conditions import Condition, Junction, Tests, number
+from topics.model.conditions import OPERATORS, Condition, Junction, Tests, number
 from topics.model.filters import tests_of
 from topics.model.nesting import decode_again
 
@@ -80,7 +80,8 @@ class CompiledFilter:
         self.matches = _compiled(tests)
         needles = _needles(tests)
         self.needles = None if needles is None else tuple(dict.fromkeys(needles.texts))
-        self.conditions = _count(tests)
+        self.conditions = _count(tests, OPERATORS)
+        self.scans = _count(tests, ("Contains", "Grep", "Glob"))
 
 
 @lru_cache(256)
@@ -89,8 +90,8 @@ def compiled(text: str) -> CompiledFilter:
     return CompiledFilter(text)
 
 
-def _count(tests: Tests) -> int:
-    return sum(map(_count, tests.parts)) if isinstance(tests, Junction) else 1
+def _count(tests: Tests, ops: tuple[str, ...]) -> int:
+    return sum(_count(one, ops) for one in tests.parts) if isinstance(tests, Junction) else tests.op in ops
 
 
 def _compiled(tests: Tests) -> Callable[[Fields], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import chain
 
@@ -76,6 +77,15 @@ def test_a_search_ends_its_answer_after_some_work_and_continues_at_the_cursor():
     assert first.searched_ns < 3 * 2_000_000
     found, count = pages(engine, where('["data.id", "Eq", 7]'))
     assert (found, count > 3) == ([401], True)
+
+
+def test_search_pauses_sooner_the_more_conditions_look_at_all_of_a_value():
+    engine = open_engine()
+    for _ in range(10):
+        append(engine, "a", record("[" + "0," * 5000 + "0]"))
+    one = read(engine, "a", match=where('["data", "Contains", 1]'))
+    many = read(engine, "a", match=where(json.dumps(["Or", [["data", "Contains", n] for n in range(1, 65)]])))
+    assert (one.next_from_seq, many.next_from_seq) == (10, 1)
 
 
 def test_a_cold_search_answers_with_what_it_has_before_it_loads_more(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import ServerProcess
 from tests.contract.api import eventually
 from topics.client import Topics, TopicsError, tracing
+from topics.server.http.messages import Answer, App, Deferred, Request
+from topics.server.http.tracing import TracedApp
 
 CERTS = Path(__file__).parent / "certs"
 
@@ -120,3 +122,30 @@ def test_one_trace_goes_from_the_producer_through_the_server_to_the_worker(
         collector.shutdown()
         collector.server_close()
         provider.shutdown()
+
+
+class Unanswered(App):
+    """An application whose answers never come."""
+
+    def handle(self, request: Request) -> Answer:
+        return Deferred()
+
+    admit = abandon = None  # type: ignore[assignment]
+
+
+def test_span_of_a_request_whose_client_has_gone_ends_and_has_no_secret():
+    pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed: it is in the extra `tracing`")
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    app = TracedApp(Unanswered(), provider.get_tracer("test"))
+    for path in (b"/s3cret-key", b"/v0/topics/a"):
+        answer = app.handle(Request("GET", path, b"token=s3cret-key", {}, b"", "127.0.0.1", 1))
+        assert isinstance(answer, Deferred)
+        answer.cancel()
+    spans = [span.attributes or {} for span in exporter.get_finished_spans()]
+    assert [one["http.response.status_code"] for one in spans] == [499, 499]
+    assert [one["url.path"] for one in spans] == ["/[hidden]", "/v0/topics/a"]

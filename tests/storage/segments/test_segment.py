@@ -287,3 +287,16 @@ def test_a_cache_without_descriptors_closes_its_files_and_opens_again():
     disk.fs.fail(error=errno.EMFILE, op="open", times=4)  # without a wait, and with one
     with pytest.raises(OSError, match="open files"):
         waiting(lambda: third.read(0, 6))
+
+
+def test_segment_whose_columns_are_freed_keeps_nothing_that_follows_from_them():
+    disk = Disk(memory(), columns_bytes=1)
+    first, second = disk.reopened(), disk.reopened()
+    first.mark([1, 3], 1)
+    before = waiting(first.holes)
+    assert first.holes()[0] is before[0]
+    waiting(lambda: second.read(0, 1))
+    disk.caches.trim()
+    after = waiting(first.holes)
+    assert after == before
+    assert after[0] is not before[0]

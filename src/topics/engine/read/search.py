@@ -24,7 +24,8 @@ STRETCH_BYTES = 128 << 10  # searched at once
 SEARCH_NS = 2_000_000  # work after which a search pauses
 DECODE_NS = 2000  # for one record,
 CONDITION_NS = 800  # for each condition on it,
-DECODE_BYTE_NS = 10  # and for each byte of it
+DECODE_BYTE_NS = 10  # for each byte of it,
+SCAN_BYTE_NS = 8  # and for each byte and condition that looks at all of a text or an array, after the first one
 
 Positions = npt.NDArray[np.intp]
 
@@ -63,9 +64,11 @@ def matching(segment: Segment, match: TagMatch, positions: Positions, stop: int)
     offsets, base = columns.offsets, columns.offsets[low]
     candidates: list[int] = positions[_has_needle(block, columns, where, low, high)[positions - low]].tolist()
     kept, work_ns = [], len(block)
+    record_ns = DECODE_NS + CONDITION_NS * where.conditions
+    byte_ns = DECODE_BYTE_NS + SCAN_BYTE_NS * max(where.scans - 1, 0)
     for at in candidates:
         row = block[offsets[at] - base : offsets[at + 1] - base]
-        work_ns += DECODE_NS + CONDITION_NS * where.conditions + DECODE_BYTE_NS * len(row)
+        work_ns += record_ns + byte_ns * len(row)
         if _matches(where, columns, at, row):
             kept.append(at)
         if work_ns > SEARCH_NS:

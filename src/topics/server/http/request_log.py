@@ -65,9 +65,8 @@ class RequestLog:
             "bytes": 0 if request.method == "HEAD" else body_bytes(head.body),
             "ms": round(took_ns / 1e6, 3),
         }
-        request_id = dict(head.headers).get(REQUEST_ID) or request.headers.get(REQUEST_ID)
-        if request_id is not None:
-            fields["request_id"] = request_id.decode("ascii", "replace")
+        if (request_id := dict(head.headers).get(REQUEST_ID)) is not None:  # the checked one: see `request_id_of`
+            fields["request_id"] = request_id.decode()
         if request.waited_ns:
             fields["waited_ms"] = round(request.waited_ns / 1e6, 3)
         if self._every:

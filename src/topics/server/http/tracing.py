@@ -14,11 +14,13 @@ from typing import Any
 
 from topics import __version__, logs
 from topics.server.http.messages import Answer, App, Deferred, Request, Response
+from topics.server.http.request_log import shown_path
 
 log = logs.Log("tracing")
 
 ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 SEND_S = 10.0
+GONE = 499  # the status of a span whose client has gone before its answer
 _STATUS_ERROR = 2
 
 
@@ -68,19 +70,15 @@ class TracedApp:
         span = self._tracer.start_span(request.method, context=self._extract(carrier), kind=self._kind)
         try:
             answer: Answer = serve(request)
-        except BaseException as error:
-            span.record_exception(error)
+        except BaseException:
             _end(span, request, 500)
             raise
         if isinstance(answer, Deferred):
-            return answer.mapped(lambda response: _ended(span, request, response))
+            later = answer.mapped(lambda response: response)
+            later.when_over(lambda response: _end(span, request, GONE if response is None else response.status))
+            return later
         _end(span, request, (answer if isinstance(answer, Response) else answer.head).status)
         return answer
-
-
-def _ended(span: Any, request: Request, response: Response) -> Response:
-    _end(span, request, response.status)
-    return response
 
 
 def _end(span: Any, request: Request, status: int) -> None:
@@ -88,7 +86,7 @@ def _end(span: Any, request: Request, status: int) -> None:
     span.update_name(f"{request.method} {route}")
     span.set_attributes({
         "http.request.method": request.method, "http.route": route, "http.response.status_code": status,
-        "url.path": request.path.decode("ascii", "replace"), "network.peer.address": request.peer,
+        "url.path": shown_path(request).partition("?")[0], "network.peer.address": request.peer,
     })  # fmt: skip
     if status >= 500:
         from opentelemetry.trace import StatusCode
@@ -132,7 +130,7 @@ def _span(span: Any) -> dict[str, Any]:
     }  # fmt: skip
     if span.parent is not None:
         found["parentSpanId"] = f"{span.parent.span_id:016x}"
-    if not span.status.is_ok and span.status.status_code.value == _STATUS_ERROR:
+    if span.status.status_code.value == _STATUS_ERROR:
         found["status"] = {"code": _STATUS_ERROR}
     return found
 

@@ -17,7 +17,7 @@ from topics.storage.segments.marks import FEW, LIVE, Positions
 
 Rendered = bytes | memoryview  # of records, from a file without another copy or from memory
 T = TypeVar("T")
-_NONE = array("I")
+_NO_HOLES = (-1, array("I"), array("I"))
 
 
 class Damaged(Exception):
@@ -59,8 +59,7 @@ class Segment:
         self.live_bytes = 0
         self.min_ts = 0
         self.max_ts = 0
-        # For so many records that are not live: see `holes`.
-        self._holes: tuple[int, array[int], array[int]] = (-1, _NONE, _NONE)
+        self._holes = _NO_HOLES  # for so many records that are not live: see `holes`
         self._marks: bytearray | None = None  # see `marks`; None while all records are live
 
     @property
@@ -88,6 +87,9 @@ class Segment:
             bounds = np.stack((offsets[at], offsets[at + 1]), axis=1)
             known = self._holes = dead, array("I", at.tobytes()), array("I", bounds.tobytes())
         return known[1], known[2]
+
+    def forget_holes(self) -> None:
+        self._holes = _NO_HOLES
 
     def check_loaded(self) -> None:
         """Raise `Cold` if the columns or marks are not in memory, or `Damaged`."""

@@ -66,6 +66,11 @@ class SegmentFile(Segment):
         self.file_in_use = False  # whether a read used the file since the caches last checked
         self.cold = False  # whether the file is in the cold folder
 
+    def unload(self) -> None:
+        """Free the columns, and what follows from them."""
+        self.loaded = None
+        self.forget_holes()
+
     def _open(self) -> File:
         file = self.file
         if file is None:
@@ -207,9 +212,9 @@ class SegmentCaches:
             while self._held_bytes > self._columns_bytes and len(self._loaded) > 1:
                 other, freed = self._loaded.popitem(last=False)
                 self._held_bytes -= freed
-                other.loaded = None
+                other.unload()
 
     def drop(self, segment: SegmentFile) -> None:
         with self._loaded_lock:
             self._held_bytes -= self._loaded.pop(segment, 0)
-            segment.loaded = None
+            segment.unload()
