@@ -89,6 +89,28 @@ def test_standby_serves_reads_and_takes_over_from_a_killed_writer(running: list[
     assert all(reason == "failover" for _, _, reason in read(standby, "plain")[1])
 
 
+def test_schema_holds_after_a_takeover(running: list[ServerProcess], tmp_path: Path):
+    writer = begin(running, tmp_path, "a")
+    schema = {"type": "object", "properties": {"qty": {"type": "integer"}}}
+    narrow = {**schema, "required": ["qty"]}
+    call(writer, "PUT", "topics/sure", {"durability": "replicated", "schema": schema})
+    append(writer, "sure", {"qty": 1}, idempotency_key="k")
+    standby = begin(running, tmp_path, "b", standby=True)
+    call(writer, "PUT", "topics/sure", {"schema": narrow, "compatibility": "forward"})
+    wait_for(lambda: call(standby, "GET", "topics/sure/schema")[1].get("version") == 2)
+    writer.kill()
+    wait_for(lambda: takes_writes(standby))
+    for data in ({}, {"qty": "one"}):
+        status, answer = call(standby, "POST", "topics/sure", {"records": [{"data": {"qty": 2}}, {"data": data}]})
+        assert (status, answer["error"]["code"], answer["error"]["detail"]["record"]) == (400, "schema_violation", 1)
+    assert append(standby, "sure", {"qty": 1}, idempotency_key="k") == 1, "the key is known"
+    assert append(standby, "sure", {"qty": 2}) == 2
+    assert read(standby, "sure")[1] == []
+    status, answer = call(standby, "PUT", "topics/sure", {"schema": schema})
+    assert (status, answer["error"]["detail"]["version"]) == (409, 2), "the versions are known"
+    assert call(standby, "GET", "topics/sure/schema?version=1")[1]["schema"] == schema
+
+
 def test_stopped_writer_acknowledges_no_replicated_write_after_a_takeover(running: list[ServerProcess], tmp_path: Path):
     writer = begin(running, tmp_path, "a")
     call(writer, "PUT", "topics/sure", {"durability": "replicated"})

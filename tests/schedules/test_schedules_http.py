@@ -110,6 +110,23 @@ def test_invalid_requests_name_their_field(api: Api, fields: dict[str, Any], fie
     assert (answer.status_code, answer.json()["error"]["detail"]["field"]) == (400, field)
 
 
+def test_schedule_with_a_record_that_does_not_match_the_schema_is_refused(api: Api) -> None:
+    schema = {"type": "object", "properties": {"do": {"type": "string"}}}
+    topic = {"schema": schema, "compatibility": "none"}
+    api.put("strict", **topic)
+    wrong = EVERY | {"topic": "strict", "record": {"data": {"do": 5}}}
+    error = api.refused(400, "schema_violation", "PUT", "/v0/schedules/strict", wrong)
+    assert error["detail"] == {"record": 0, "path": "data.do", "rule": "properties/do/type"}
+    api.refused(404, "schedule_not_found", "GET", "/v0/schedules/strict")
+    api.put("strict", schema_mode="warn")
+    assert succeeded(api.call("PUT", "/v0/schedules/lax", wrong))["created"]
+    api.put("strict", schema_mode="reject")
+    succeeded(api.call("PUT", "/v0/schedules/strict", EVERY | {"topic": "strict"}))
+    api.put("strict", schema={"type": "integer"}, compatibility="none")
+    succeeded(api.call("POST", "/v0/schedules/strict/run"))
+    assert "it" in [row["data"]["do"] for row in api.read_all("strict")], "a tick is not checked"
+
+
 def test_number_of_schedules_is_limited(start_server: StartServer) -> None:
     client = Api(start_server(max_schedules=1).url)
     put(client, "one")

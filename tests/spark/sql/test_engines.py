@@ -57,7 +57,7 @@ def plain_ts(ts_ms: int) -> str:
     return f"{datetime.fromtimestamp(ts_ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # the tests of this file run in two groups, on one server
 def world(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> World:
     """A live topic with records of many shapes, a small one to join, and one of which the lake has the beginning.
 
@@ -102,7 +102,7 @@ def world(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Wo
     return World(rows, {"url": server.url, "lake": str(lake)})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def duckdb(world: World) -> Iterator[Tables]:
     with closing(DuckTables(world.options, gaps=True)) as tables:
         yield tables

@@ -26,7 +26,7 @@ from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import infer_schema, register
 from topics.spark.data_source import TopicsSource
-from topics.spark.source.read import DataLoss
+from topics.spark.source.read import DataLoss, read_span
 from topics.spark.sql.on_duckdb import DuckTables
 from topics.spark.sql.tables import check
 from topics.spark.sql.text import BadQuery
@@ -458,6 +458,53 @@ def test_lost_range_fails_a_query_of_duckdb_and_is_named(client: Client, topic: 
         client.put_topic(topic, cap_records=2)  # after the plan, before the read
         with pytest.raises(DataLoss, match="seqs 1 to 7"):
             list(answer.rows(None))
+
+
+PUSHED = {  # conditions, and how many of the records 11 to 50 are read for them
+    "seq > 20 and seq <= 24": 4,
+    "seq in (17, 19)": 3,
+    "seq = 30 or seq between 33 and 35": 6,
+    "44 < seq and data = '3'": 6,
+    "seq <> 13 and seq + 1 > 5": 40,
+    "seq < 13 or seq > 48": 40,
+    "seq < 0": 0,
+    "seq > 9000000000000000000": 0,
+    "ts < '2020-01-01'": 40,  # the records 1 to 10 are gone, so the server cannot tell where this time begins
+    "ts < epoch_ms(MIDDLE)": 20,
+    "ts >= epoch_ms(MIDDLE)": 20,
+    "ts >= '2020-01-01' and ts < '2035-01-01' and seq < 14": 3,
+    "ts > now() + interval 1 hour": 0,
+    "ts > now() + interval 1 hour or seq = 15": 40,
+    "ts is null or ts < '2035-01-01'": 40,
+    "topic = 'other' or tag is null and topic > 'zzz'": 0,
+}
+
+
+def test_duckdb_reads_only_the_seqs_and_times_of_a_query(client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
+    client.append(topic, [{"data": at % 4} for at in range(30)])
+    middle = client.diff(topic, from_seq=29).records[0].ts + 1
+    while time.time() * 1000 < middle:
+        pass
+    client.append(topic, [{"data": at % 4} for at in range(20)])
+    client.put_topic(topic, cap_records=40)
+    read: list[int] = []
+
+    def counting(*arguments: Any) -> Iterator[Any]:
+        for batch in read_span(*arguments):
+            read.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr("topics.spark.sql.on_duckdb.read_span", counting)
+    found: dict[str, int] = {}
+    with closing(DuckTables({"url": client.url})) as tables:
+        for condition in PUSHED:
+            read.clear()
+            where = condition.replace("MIDDLE", str(middle))
+            rows = list(tables.run(f"select seq from {topic} where {where}").rows(None))
+            found[condition] = sum(read)
+            unpushed = f"with every as materialized (select * from {topic}) select seq from every where {where}"
+            assert rows == list(tables.run(unpushed).rows(None)), condition
+    assert found == PUSHED
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from topics.engine.write.render import checked_meta, render
 from topics.engine.write.staging import Staging, server_full
 from topics.engine.write.uploads import GATES, busy
 from topics.errors import TopicsError, invalid
+from topics.model import schemas
 from topics.model.names import check_schedule
 from topics.model.nesting import decode_again
 from topics.model.record_bytes import with_members
@@ -98,6 +99,10 @@ class Schedules:
             raise invalid("overlap: skip needs a queue, because a record of a log is never finished", field="overlap")
         changed = Schedule(name, config, topic.topic_id, now, now)
         self._render(changed, topic, now, now)
+        if topic.config.schema is not None and topic.config.schema_mode == "reject":
+            record = decode_again(_decode_record, config.record)
+            if (error := schemas.violation(topic.config.schema, [record])) is not None:
+                raise error
         if one is not None:
             alike = (one.config.every_ms, one.config.starts_at) == (config.every_ms, config.starts_at)
             since_ms, position = one.since_ms if alike else now, max(one.position, now)

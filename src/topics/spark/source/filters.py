@@ -1,18 +1,24 @@
-"""What Spark's filters of a query imply for the plan of its read.
+"""What the filters of a query imply for the plan of its read.
 
-This only saves work: Spark evaluates each filter again. See the option `pushFilters`.
+This only saves work: Spark and DuckDB evaluate each filter again. See the option `pushFilters`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Struct
+from pyarrow import dataset, fs
 
 from topics.model.records import TagMatch
 from topics.spark.options import ms_of
+from topics.spark.source import plan
+from topics.spark.source.plan import SeqAt, Span, TopicExtent
 
 # Spark's filters by the names of their classes.
 _SIGNS = {
@@ -41,6 +47,15 @@ class Narrowing(Struct, kw_only=True):
             if bound is not None:
                 known = getattr(self, name)
                 setattr(self, name, bound if known is None else tighter(known, bound))
+
+    def spans(self, given: Iterable[Span], extent: TopicExtent, seq_at: SeqAt) -> list[Span]:
+        """Return the parts of a topic's spans within the bounds."""
+        low, high = self.low_seq, self.high_seq
+        if self.low_ms is not None:
+            low = max(seq_at(extent, self.low_ms), low or 0)
+        if self.high_ms is not None and (by_time := seq_at(extent, self.high_ms)) > 1:  # 1 could be a lost beginning
+            high = by_time if high is None else min(by_time, high)
+        return plan.narrow(given, low=low, high=high)
 
 
 def narrowing(filters: Iterable[Any], *, typed: bool = False) -> Narrowing:
@@ -83,3 +98,33 @@ def _bounds(sign: str, at: int) -> tuple[int | None, int | None]:
     """Return the bounds [low, high) of a comparison with a whole number; `>` counts as `>=`."""
     low = at if sign in ("=", ">", ">=") else None
     return low, {"=": at + 1, "<": at, "<=": at + 1}.get(sign)
+
+
+# --- filters of Arrow, which DuckDB gives
+
+_SEQS, _TIMES = range(1 << 62), range(1 << 47)  # the times are ms, up to the year 6429
+
+
+def allows(expression: pc.Expression, schema: pa.Schema, known: pc.Expression) -> bool:
+    """Return False if no row for which `known` is true can match, as Arrow skips files by what is known of them."""
+    form, files = dataset.ParquetFileFormat(), fs.LocalFileSystem()
+    piece = form.make_fragment("unread", files, partition_expression=known)
+    return any(True for _ in dataset.FileSystemDataset([piece], schema, form, files).get_fragments(expression))
+
+
+def narrowing_of(expression: pc.Expression, schema: pa.Schema) -> Narrowing:
+    """Return the bounds of `seq` and `ts` that all matching rows are within."""
+    found = Narrowing()
+    for name, unit, values in (("seq", "seq", _SEQS), ("ts", "ms", _TIMES)):
+        field, kind = dataset.field(name), schema.field(name).type
+        if allows(expression, schema, field.is_null()):
+            continue
+
+        def known_of(value: int, kind: pa.DataType = kind) -> pa.Scalar:
+            return pa.scalar(value * 1000 if pa.types.is_timestamp(kind) else value, kind)
+
+        # A bisection ends at a value that it has tried, so its result holds even if Arrow's answers are not monotonic.
+        low = bisect_left(values, True, key=lambda at: allows(expression, schema, field <= known_of(at)))
+        high = bisect_left(values, True, key=lambda at: not allows(expression, schema, field >= known_of(at)))
+        found.narrow(unit, low or None, high if high < len(values) else None)
+    return found

@@ -84,15 +84,10 @@ class TopicsReader(DataSourceReader):
         return [ReadPartition(spans, limit) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
     def _spans(self, catalog: Catalog, extents: list[TopicExtent]) -> list[Span]:
-        narrow, found = self.narrowing, []
+        found: list[Span] = []
         for extent in extents:
-            low, high = narrow.low_seq, narrow.high_seq
-            if narrow.low_ms is not None:
-                low = max(catalog.seq_at(extent, narrow.low_ms), low or 0)
-            if narrow.high_ms is not None:
-                by_time = catalog.seq_at(extent, narrow.high_ms)
-                high = by_time if high is None else min(by_time, high)
-            found += plan.narrow(plan.spans(self.options, [extent], catalog.seq_at), low=low, high=high)
+            given = plan.spans(self.options, [extent], catalog.seq_at)
+            found += self.narrowing.spans(given, extent, catalog.seq_at)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

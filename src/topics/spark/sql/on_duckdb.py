@@ -20,8 +20,9 @@ from topics.lake.json_fields import JsonFields
 from topics.spark.options import ReadOptions, read_options
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of
+from topics.spark.source.filters import Narrowing, allows, narrowing_of
 from topics.spark.source.layout import PLAIN, Layout, OutputColumn
-from topics.spark.source.plan import Span
+from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.sql import kinds
 from topics.spark.sql.tables import HIDDEN, Answer, Tables, no_topic
@@ -138,11 +139,11 @@ class _Topic(dataset.Dataset):  # type: ignore[misc]
         self._outputs = {name: OutputColumn(name, "record", name, types[name]) for name in columns}
         self._outputs |= {field.name: OutputColumn(field.name, "field", "data", field.type) for field in typed}
         self._parsed = {f"_{name}": pa.field(f"_{name}", kinds.arrow(kind)) for name, kind in parsed.items()}
-        self._spans: list[tuple[Span, Excerpt | None]] = []
+        self._spans: list[tuple[Span, TopicExtent, Excerpt | None]] = []
         with catalog_of(options) as catalog:
             extents = {extent.topic: extent for extent in catalog.extents()}
             for span in plan.spans(options, extents.values(), catalog.seq_at):
-                self._spans.append((plan.located(span, extents[span.topic]), catalog.excerpt(span)))
+                self._spans.append((span, extents[span.topic], catalog.excerpt(span)))
 
     @property
     def schema(self) -> pa.Schema:
@@ -157,9 +158,20 @@ class _Topic(dataset.Dataset):  # type: ignore[misc]
             name for name in self.schema.names if name in names or re.search(rf"\b{re.escape(name)}\b", str(filter))
         ]
         schema = pa.schema([self.schema.field(name) for name in used])
-        return dataset.Scanner.from_batches(self._batches(used, schema), schema=schema, columns=names, filter=filter)
+        return dataset.Scanner.from_batches(
+            self._batches(used, schema, filter), schema=schema, columns=names, filter=filter
+        )
 
-    def _batches(self, names: list[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _spans_of(self, filter: pc.Expression | None) -> Iterator[tuple[Span, Excerpt | None]]:
+        """Yield the spans that may have matching rows."""
+        narrow = Narrowing() if filter is None else narrowing_of(filter, self.schema)
+        with catalog_of(self._options) as catalog:
+            for whole, extent, excerpt in self._spans:
+                if filter is None or allows(filter, self.schema, dataset.field("topic") == whole.topic):
+                    for span in narrow.spans([whole], extent, catalog.seq_at):
+                        yield plan.located(span, extent), excerpt
+
+    def _batches(self, names: list[str], schema: pa.Schema, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         """Yield the records. DuckDB turns an exception into a text, so the exception is kept."""
         read = [name for name in names if name in self._outputs]
         texts = [name[1:] for name in names if name in self._parsed and name[1:] not in read]
@@ -168,7 +180,7 @@ class _Topic(dataset.Dataset):  # type: ignore[misc]
         layout = Layout(outputs=outputs, fields=fields, typed=bool(fields))
         parsers = {name: _Parser(self._parsed[name].type) for name in names if name in self._parsed}
         try:
-            for span, excerpt in self._spans:
+            for span, excerpt in self._spans_of(filter):
                 for batch in read_span(span, self._options, layout, excerpt):
                     columns = [
                         parsers[name].parse(batch.column(name[1:])) if name in parsers else batch.column(name)
