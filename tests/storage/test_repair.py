@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.simulated.clock import SimClock
 from tests.simulated.disk import Crashed, SimDisk
 from tests.simulated.harness import SimServer
 from topics.client import Topics
@@ -18,13 +20,13 @@ from topics.storage.segments import codec
 from topics.testing import server
 
 
-def written(disk: SimDisk) -> SimServer:
+def written(disk: SimDisk, *, tail: str = "7", **options: Any) -> SimServer:
     """Return a stopped server with two sealed segments, a tail and a log, and its backup."""
-    sim = SimServer.start(disk)
+    sim = SimServer.start(disk, **options)
     sim.append("t", '"1"', '"2"', '"3"', tag="a", durability="fsync")
     sim.append("t", '"4"', '"5"', tag="b")
     sim.append("t", '"6"', tag="e")
-    sim.append("t", '"7"', tag="c")
+    sim.append("t", f'"{tail}"', tag="c")
     sim.checkpoint()
     sim.append("t", '"8"', tag="d")
     sim.append("t", '"9"', tag="d")
@@ -98,6 +100,30 @@ def test_older_or_damaged_source_changes_nothing():
     assert [text.partition(": ")[2] for text in done.missing] == [
         "a chunk of data does not match its checksum; topic t, seqs 1 to 3"
     ]
+    assert disk.contents(path) == before
+
+
+def test_missing_tails_come_back():
+    disk = SimDisk(seed=2)
+    written(disk)
+    disk.unlink(next(one for one in disk.files() if one.startswith("/data/") and one.endswith(".tails")))
+    assert repaired(disk).missing == []
+    assert verify(disk, "/data").clean
+
+
+@pytest.mark.parametrize("suffix", [".tails", ".wal"])
+@pytest.mark.parametrize("at", [20, -1])
+def test_records_of_another_directory_are_not_taken(suffix: str, at: int):
+    disk, other = SimDisk(seed=2), SimDisk(seed=3)
+    written(disk)
+    written(other, tail="X", clock=SimClock(2_000_000_000_000))
+    found = [one for one in disk.files() if one.startswith("/data/") and one.endswith(suffix)]
+    path = next(one for one in found if any(disk.contents(one)[120:]))
+    disk.flip(path, 8 * (len(disk.contents(path).rstrip(b"\0")) - 30 if at < 0 else at + 110 * (suffix == ".wal")))
+    before = disk.contents(path)
+    assert disk.contents(path) != other.contents(path.replace("/data", "/copy"))
+    done = repair.repair(disk, "/data", repair.Backup(other, "/copy"))
+    assert (done.ranges, len(done.missing)) == ([], 1)
     assert disk.contents(path) == before
 
 

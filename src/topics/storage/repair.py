@@ -1,7 +1,8 @@
 """Repair a data directory from a backup or a replica: fetch the bytes of damaged ranges, and nothing else.
 
-Every range is written only if it then matches the checksum that the directory itself has for it (of its chunk, index or
-frame), so a source that is older or damaged changes nothing. A crash in between leaves the range damaged, as before.
+Every range is written only if it then matches the checksum that the directory itself has for it (of its chunk or index;
+a file of the log must have the same other frames in the source), so a source that is older, damaged or of another
+directory changes nothing. A crash in between leaves the range damaged, as before.
 Records that a server has already reported to readers as lost stay lost.
 """
 
@@ -239,11 +240,15 @@ class _Repair:
 
     def _pending(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> bytes:
         """Return the marks that the file of the source may lack."""
-        if self._held is None:
-            self._held = {one.topic_id: one for one in self._source.snapshot().topics}
-        known = self._held.get(topic.topic_id)
+        known = self._known(topic)
         refs = known.segments if known is not None else ()
         return next((one.pending for one in refs if one.footer == ref.footer), b"")
+
+    def _known(self, topic: snap.TopicSnapshot) -> snap.TopicSnapshot | None:
+        """Return what the source has of the topic."""
+        if self._held is None:
+            self._held = {one.topic_id: one for one in self._source.snapshot().topics}
+        return self._held.get(topic.topic_id)
 
     # --- tails and log
 
@@ -255,10 +260,12 @@ class _Repair:
         except FileNotFoundError:
             file = self._fs.open(path, create=True)
         try:
-            problems = tail_problems(path, topic.name, here, file.pread(ref.size, ref.offset))
+            bad = file.pread(ref.size, ref.offset)
+            problems = tail_problems(path, topic.name, here, bad)
             held = self._source.file(self._inside(path)) if problems else None
             data = held[0](ref.size, ref.offset) if held is not None else b""
-            if problems and len(data) == ref.size and not tail_problems(path, topic.name, here, data):
+            fits = len(data) == ref.size and not tail_problems(path, topic.name, here, data)
+            if fits and (_same_tail(bad, data) or _names_same_tail(self._known(topic), topic)):
                 self._write(file, ref.offset, data)
                 file.sync()
             elif problems:
@@ -270,12 +277,19 @@ class _Repair:
     def log(self, path: str) -> None:
         """Repair damaged frames of a log file. Its last write may be cut short: that is no damage."""
         data = read_whole(self._fs, path)
-        damaged = [item for item in walfile.scan(data) if isinstance(item, walfile.Damage) and not item.torn]
+        found = list(walfile.scan(data))
+        damaged = [item for item in found if isinstance(item, walfile.Damage) and not item.torn]
         held = self._source.file(self._inside(path)) if damaged else None
+        whole = held[0](min(held[1], len(data)), 0) if held is not None else b""
+        if _without_damage(whole, found) != _without_damage(data[: len(whole)], found):
+            whole = b""  # of another directory, or of a copy that a server went on with
+        has_frames = any(isinstance(item, walfile.FoundFrame) for item in found)
         file = self._fs.open(path, write=True)
         try:
             for item in damaged:
-                good = held[0](item.end - item.at, item.at) if held is not None else b""
+                good = whole[item.at : item.end]
+                if not has_frames and good[-8:] != data[item.end - 8 : item.end]:  # no frame shows that it is the same
+                    good = b""
                 patched = data[: item.at] + good + data[item.end :]
                 again = [one for one in walfile.scan(patched) if isinstance(one, walfile.Damage)]
                 if len(good) == item.end - item.at and all(one.at != item.at for one in again):
@@ -314,6 +328,30 @@ def _ignore(at: int, data: bytes) -> None:
 
 def _examine(file: File, footer: codec.Footer) -> Examined:
     return examine(file.pread, file.size(), path=file.path, known=footer, taken=_ignore)
+
+
+def _same_tail(bad: bytes, good: bytes) -> bool:
+    """Return whether the footer or the index that is left of a tail is that of the other one."""
+    footer = codec.decode_footer(good[-codec.FOOTER_BYTES :], path="", file_bytes=len(good))
+    index = bad[footer.sums_at : footer.flags_at]
+    return bad.endswith(good[-codec.FOOTER_BYTES :]) or codec.sum64(index) == footer.index_sum
+
+
+def _names_same_tail(known: snap.TopicSnapshot | None, topic: snap.TopicSnapshot) -> bool:
+    return known is not None and (known.epoch, known.tail_first, known.tail) == (
+        topic.epoch,
+        topic.tail_first,
+        topic.tail,
+    )
+
+
+def _without_damage(data: bytes, found: list[walfile.FoundFrame | walfile.Damage]) -> bytes:
+    kept = bytearray(data)
+    for item in found:
+        if isinstance(item, walfile.Damage):
+            end = min(item.end, len(kept))
+            kept[item.at : end] = bytes(max(end - item.at, 0))
+    return bytes(kept)
 
 
 def _is_whole(found: Examined) -> bool:
