@@ -265,7 +265,7 @@ class _Repair:
             held = self._source.file(self._inside(path)) if problems else None
             data = held[0](ref.size, ref.offset) if held is not None else b""
             fits = len(data) == ref.size and not tail_problems(path, topic.name, here, data)
-            if fits and (_same_tail(bad, data) or _names_same_tail(self._known(topic), topic)):
+            if fits and _is_same_tail(bad, data, topic, self._known(topic)):
                 self._write(file, ref.offset, data)
                 file.sync()
             elif problems:
@@ -330,19 +330,18 @@ def _examine(file: File, footer: codec.Footer) -> Examined:
     return examine(file.pread, file.size(), path=file.path, known=footer, taken=_ignore)
 
 
-def _same_tail(bad: bytes, good: bytes) -> bool:
-    """Return whether the footer or the index that is left of a tail is that of the other one."""
-    footer = codec.decode_footer(good[-codec.FOOTER_BYTES :], path="", file_bytes=len(good))
-    index = bad[footer.sums_at : footer.flags_at]
-    return bad.endswith(good[-codec.FOOTER_BYTES :]) or codec.sum64(index) == footer.index_sum
+def _is_same_tail(bad: bytes, good: bytes, topic: snap.TopicSnapshot, known: snap.TopicSnapshot | None) -> bool:
+    """Return whether the footers are the same. If one is damaged, both directories must have it at the same place."""
+    try:
+        codec.decode_footer(bad[-codec.FOOTER_BYTES :], path="", file_bytes=len(bad))
+    except Corrupt:
+        return known is not None and _tail_of(known) == _tail_of(topic)
+    return bad.endswith(good[-codec.FOOTER_BYTES :])
 
 
-def _names_same_tail(known: snap.TopicSnapshot | None, topic: snap.TopicSnapshot) -> bool:
-    return known is not None and (known.epoch, known.tail_first, known.tail) == (
-        topic.epoch,
-        topic.tail_first,
-        topic.tail,
-    )
+def _tail_of(topic: snap.TopicSnapshot) -> tuple[int, ...]:
+    tail = topic.tail
+    return () if tail is None else (topic.epoch, topic.tail_first, tail.tails, tail.offset, tail.size)
 
 
 def _without_damage(data: bytes, found: list[walfile.FoundFrame | walfile.Damage]) -> bytes:
