@@ -24,11 +24,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partialmethod
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from topics.errors import Corrupt
 from topics.storage.fs import File, Fs
 from topics.storage.worker import INLINE, Worker, rested
+
+if TYPE_CHECKING:
+    from topics.storage.snapshot import SegmentRef
 
 TEMP_SUFFIX = ".tmp"
 WRITE_BYTES = 256 << 10  # takes about 0.3 ms, for which the kernel may keep the core of the event loop
@@ -37,16 +40,6 @@ _U64_MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[0-9]{20}")
 _SEGMENT = re.compile(r"[0-9]{20}(-[1-9][0-9]*)?\.seg")
 _TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
-
-
-class Ref(Protocol):
-    """What a snapshot has of a segment."""
-
-    first: int
-    cold: bool
-
-    @property
-    def generation(self) -> int: ...
 
 
 class DataLayout:
@@ -91,7 +84,7 @@ class DataLayout:
         hot = posixpath.join(self.topic_dir(topic_id), name)
         return hot if cold_dir is None else cold_dir + hot[len(self.segments_dir) :]
 
-    def path_of(self, topic_id: int, ref: Ref, cold_dir: str | None = None) -> str:
+    def path_of(self, topic_id: int, ref: "SegmentRef", cold_dir: str | None = None) -> str:
         """Return the path of the file that a snapshot refers to."""
         return self.segment_path(topic_id, ref.first, cold_dir if ref.cold else None, generation=ref.generation)
 

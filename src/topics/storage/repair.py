@@ -141,9 +141,7 @@ class _Repair:
 
     def segment(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
         footer = codec.Footer(*ref.footer)
-        path = self._dir.segment_path(
-            topic.topic_id, ref.first, self._cold_dir if ref.cold else None, generation=footer.generation
-        )
+        path = self._dir.path_of(topic.topic_id, ref, self._cold_dir)
         try:
             file = self._fs.open(path, write=True)
         except FileNotFoundError:
