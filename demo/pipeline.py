@@ -185,7 +185,7 @@ def run_demo(url: str, lake: str, spark: Any, out: Path, *, records: int = RECOR
             _write(url, watcher, errors, records=records, cap=cap)
 
         step(2, "A reader asks for everything from seq 1: of the topics alone, then with the lake beside them")
-        readers = [Reader(url, lake, topic, watcher) for topic in topics]
+        readers = [Reader(url, lake, spark, topic, watcher) for topic in topics]
         for reader in readers:
             reader.join()
     finally:
@@ -248,8 +248,8 @@ def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: 
 class Reader:
     """Reads a topic alone, and then its whole history with the lake, in a thread."""
 
-    def __init__(self, url: str, lake: str, topic: str, watcher: Watcher) -> None:
-        self._url, self._lake, self._topic, self._watcher = url, lake, topic, watcher
+    def __init__(self, url: str, lake: str, spark: Any, topic: str, watcher: Watcher) -> None:
+        self._url, self._lake, self._spark, self._topic, self._watcher = url, lake, spark, topic, watcher
         self.live: list[int] = []
         self.tombstones: list[Tombstone] = []  # of the topic alone
         self.healed: list[int] = []
@@ -270,16 +270,22 @@ class Reader:
                     self.tombstones.append(item)
                 else:
                     self.live.append(item.seq)
-            every = max(self._head // READ_STEPS, 1)
-            for item in client.read(self._topic, lake=self._lake):
-                if isinstance(item, Tombstone):
-                    picture.add_gap(self.gaps, item.gap_from, item.gap_to, item.reason)
-                    continue
-                if len(self.healed) % every == 0:
-                    self.reading.append(Step(self._watcher.now(), item.seq))
-                    time.sleep(READ_S / READ_STEPS)
-                self.healed.append(item.seq)
-            self.reading.append(Step(self._watcher.now(), self.healed[-1]))
+        every = max(self._head // READ_STEPS, 1)
+        for row in self._history():
+            if row.gap_to is not None:
+                picture.add_gap(self.gaps, row.seq, row.gap_to, row.reason)
+                continue
+            if len(self.healed) % every == 0:
+                self.reading.append(Step(self._watcher.now(), row.seq))
+                time.sleep(READ_S / READ_STEPS)
+            self.healed.append(row.seq)
+        self.reading.append(Step(self._watcher.now(), self.healed[-1]))
+
+    def _history(self) -> list[Any]:
+        """Return the records and gaps of topic and lake, by seq."""
+        options = {"url": self._url, "subscribe": self._topic, "lake": self._lake, "failOnDataLoss": "false"}
+        rows = self._spark.read.format("topics").options(**options).load()
+        return list(rows.select("seq", "gap_to", "reason").orderBy("seq").collect())
 
     def story(self) -> Story:
         assert self.healed == sorted(set(self.healed)), "each seq once, in order"

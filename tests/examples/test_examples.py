@@ -131,6 +131,8 @@ def test_shop_page_shows_stock_and_orders_in_a_browser(tmp_path: Path) -> None:
 def test_shop_programs_in_javascript_take_orders_and_send_mail(server: ServerProcess, tmp_path: Path) -> None:
     programs = Programs("tutorial.md", tmp_path, {"http://127.0.0.1:4000": server.url})
     order = ("2", "KETTLE", "1", "bob@example.com")
+    with Topics(server.url) as topics:
+        topics.put_topic("orders")
     assert [*programs.run("till.mjs", *order), *programs.run("till.mjs", *order)] == ["order 2 is record 1"] * 2
     with Topics(server.url) as topics:
         topics.put_topic("emails", type="queue", max_deliveries=2, dead_letter="emails.dead")

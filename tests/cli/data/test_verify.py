@@ -72,8 +72,10 @@ def test_backup_counts_what_is_only_in_the_log_and_is_healthy(tmp_path: Path):
     assert restored.stdout.startswith(f"restored 2 topics, 6 records to {tmp_path / 'restored'}")
 
 
-def test_backup_of_a_routed_topic_has_no_losses(tmp_path: Path):
-    with serving(tmp_path / "server", tmp_path / "data") as server, client(server) as http:
+@pytest.mark.parametrize("checkpoint_interval_ms", [100, 3_600_000])
+def test_backup_of_a_routed_topic_has_no_losses(tmp_path: Path, checkpoint_interval_ms: int):
+    settings = {"checkpoint_interval_ms": checkpoint_interval_ms}
+    with serving(tmp_path / "server", tmp_path / "data", **settings) as server, client(server) as http:
         append(http, "s", 5)
         http.put("/v0/routers/r", json={"source": "s", "dest": "d", "from_seq": 0}).raise_for_status()
         append(http, "s", 1)

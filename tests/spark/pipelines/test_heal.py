@@ -330,6 +330,6 @@ def test_schemas_of_lake_and_source_agree():
     from topics.lake import SCHEMA
     from topics.spark.source.layout import Layout
 
-    plain = {one.name: one.arrow for one in Layout().columns}
+    plain = {one.name: one.arrow for one in Layout().outputs}
     assert all(SCHEMA.field(name).type == plain[name] for name in SCHEMA.names if name != "epoch")
     assert Lake("/x").path == "/x"

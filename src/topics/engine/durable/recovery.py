@@ -277,17 +277,20 @@ class Recovery:
                 state.last_epoch = max(restored_ms, state.last_epoch + 1)
                 topic.begin_epoch(state.last_epoch)
                 topic.saved_tail = None  # its file has the old epoch
+        early: list[tuple[Topic, int, int]] = []  # skip before routers go on: heads before, after
         if after_power_loss:
             # Before routers go on: copies take seqs behind those that the lost part of the log may have given out.
             topics = state.by_name.values()
             if self._is_failover:
                 _skip_to_ceilings(state, topics, "failover", kept=("replicated",))
             else:
-                written = (topic for topic in topics if topic.links is not None and topic.links.written)
-                _skip_to_ceilings(state, written, "restart", kept=SYNCED)
+                mixed = {topic: topic.head for topic in topics if topic.links is not None and topic.links.mixes_writes}
+                _skip_to_ceilings(state, mixed, "restart", kept=SYNCED)
+                early = [(topic, known, topic.head) for topic, known in mixed.items()]
         if self._routers.catch_up():
             self._backlog.replay_all(state)  # so that the start takes a snapshot
         heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
+        heads |= {topic.topic_id: known for topic, known, skipped in early if topic.head == skipped}
         ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
         _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored_ms is not None)
         self._routers.end()

@@ -105,6 +105,11 @@ class Links:
         self.low = 0  # at most the cursor of the slowest router
         self.written = False  # whether the log has a direct write since the last snapshot
 
+    @property
+    def mixes_writes(self) -> bool:
+        """Whether the topic has copies and direct writes."""
+        return self.written and self.incoming is not None
+
     def routers(self) -> Iterator[Router]:
         for edge in self.outgoing.values():
             yield from edge.routers
