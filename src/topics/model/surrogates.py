@@ -26,7 +26,6 @@ from topics.model.nesting import decode_again
 PIECE_BYTES = 32 << 10  # text per step, one or two milliseconds
 RECORDS_A_STEP = 64
 
-_HALF = re.compile("[\ud800-\udfff]")
 _NAMES = ("node", "idempotency_key", "topic", "request_id")  # fields of a write that are stored as decoded text
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
