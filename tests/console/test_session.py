@@ -82,6 +82,40 @@ def test_key_without_write_sees_no_write_buttons(
     assert (shown, "do not cover other" in note) == (set(), True)
 
 
+def test_keys_are_created_shown_and_revoked(
+    start_server: StartServer, open_page: OpenPage, open_shop: OpenShop
+) -> None:
+    server = start_server(api_keys=KEYS)
+    page = open_page(server.url, "", expect=(REFUSED, "400 (Bad Request)"))
+    page.get_by_label("API key").fill("all-rights")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("link", name="Keys").click()
+    expect(page.get_by_role("row").nth(2)).to_contain_text("never")
+    page.get_by_role("button", name="Create key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("billing")
+    dialog.get_by_label("Topics").fill("orders, shop.*")
+    dialog.get_by_label("Valid for").fill("soon")
+    dialog.get_by_role("button", name="Create key").click()
+    expect(dialog.get_by_role("alert")).to_contain_text('"soon" is not a duration')
+    dialog.get_by_label("Valid for").fill("30d")
+    dialog.get_by_role("button", name="Create key").click()
+    secret = dialog.locator(".code pre").inner_text()
+    dialog.get_by_role("button", name="Close").click()
+    row = page.get_by_role("row").filter(has_text="billing")
+    expect(row).to_contain_text("shop.*, orders")
+    reader = open_shop(server.url, key=secret)
+    rights = reader.send("GET", "/v0/whoami")
+    assert (rights["scopes"], rights["names"], rights["prefixes"]) == (["read"], ["orders"], ["shop."])
+    expect(row.get_by_role("cell").nth(3)).not_to_have_text("never")
+    violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    assert not violations, violations
+    row.get_by_role("button", name="Revoke", exact=True).click()
+    dialog.get_by_role("button", name="Revoke", exact=True).click()
+    expect(row).to_have_count(0)
+    assert reader.http.get("/v0/whoami").status_code == 401
+
+
 def test_console_survives_a_restart_of_the_server(tmp_path: Path, open_shop: OpenShop, open_page: OpenPage) -> None:
     settings: dict[str, object] = {"data_dir": tmp_path / "data"}
     server = ServerProcess(tmp_path / "first", settings)

@@ -145,6 +145,39 @@ def test_record_is_written_and_copied_token_for_token(open_page: OpenPage, shop:
     assert EXACT in stored
 
 
+def test_schema_is_set_checked_and_shown_with_its_versions(open_page: OpenPage, shop: Shop, url: str) -> None:
+    first = {"type": "object", "properties": {"qty": {"type": "integer"}}}
+    shop.put("parcels", schema=first, compatibility="full")
+    page = open_page(url, "topics/parcels", expect=("409 (Conflict)",))
+    shown = page.get_by_label("Version of the schema")
+    expect(shown).to_have_value("0")
+    button(page, "Configure").click()
+    dialog = page.get_by_role("dialog")
+    schema = dialog.get_by_label("Schema", exact=True)
+    schema.fill('{"type": "object", "properties": {"qty": {"type": "integer", "minimum": 1.0}}}')
+    dialog.get_by_role("button", name="Save changes").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("schema_incompatible")
+    dialog.get_by_label("Changes of the schema").select_option("backward")
+    schema.fill('{"type": "object"')
+    dialog.get_by_role("button", name="Save changes").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("schema is not valid JSON")
+    schema.fill('{"type": "object", "properties": {"qty": {"type": "number"}}}')
+    dialog.get_by_role("button", name="Save changes").click()
+    expect(shown).to_have_value("1")
+    config = shop.send("GET", "/v0/topics/parcels")["config"]
+    assert (config["schema"]["properties"]["qty"], config["schema_versions"][0]) == ({"type": "number"}, first)
+    tree = page.locator(".tree").last
+    tree.get_by_text("qty").click()
+    expect(tree).to_contain_text('"number"')
+    shown.select_option("0")
+    tree.get_by_text("qty").click()
+    expect(tree).to_contain_text('"integer"')
+    button(page, "Configure").click()
+    schema.fill("")
+    dialog.get_by_role("button", name="Save changes").click()
+    expect(shown.locator("option").first).to_have_text("Schema, version 2, not in use")
+
+
 def test_tail_can_be_paused_and_continued(open_page: OpenPage, shop: Shop, url: str) -> None:
     shop.write("ticks", 1)
     page = open_page(url, "topics/ticks")

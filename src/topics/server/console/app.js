@@ -12,6 +12,7 @@ import { session } from "./parts/session.js"
 import { THEMES, applyTheme, setTheme, theme } from "./parts/theme.js"
 import { button, failure, pageHead } from "./parts/ui.js"
 import * as consumers from "./pages/consumers.js"
+import * as keys from "./pages/keys.js"
 import * as map from "./pages/map.js"
 import * as overview from "./pages/overview.js"
 import * as pipelines from "./pages/pipelines.js"
@@ -86,7 +87,7 @@ async function open() {
   }
   const [path, query = ""] = (location.hash.slice(1) || "/").split("?")
   const [, name, one, ...more] = path.split("/").map(decoded)
-  const pages = one === undefined ? { "": overview, ...PAGES } : PAGES_OF_ONE
+  const pages = one === undefined ? { "": overview, keys, ...PAGES } : PAGES_OF_ONE
   const known = Object.hasOwn(pages, name) && one !== null && one !== "" && more.length === 0
   show(known ? pages[name] : noSuchPage, { params: [one], query: new URLSearchParams(query), signal })
 }
@@ -137,6 +138,7 @@ function showWho() {
   put(who,
     span("version", hidden("Server version "), session.version),
     h("span", { class: "rights", title: rights }, key === null ? "open server" : rights),
+    key !== null && session.can("admin") && h("a", { href: "#/keys" }, "Keys"),
     key !== null && button("Sign out", () => {
       session.signIn(null)
       showSignIn()

@@ -2,7 +2,7 @@
 
 import { h, put, span } from "../parts/dom.js"
 import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
-import { plot } from "../parts/plot.js"
+import { plot, plotGrid } from "../parts/plot.js"
 import { Ring } from "../parts/ring.js"
 import { session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
@@ -67,7 +67,7 @@ export function show({ signal }) {
   return livePage(pageHead("Overview", { badges: [health], actions: [span24.element, copyAs(actions.metrics, "Copy metrics as")] }),
     { refresh, place: welcome, everyMs: 5000, signal }, welcome, replicas,
     card("Now", stats(...Object.values(figures))),
-    card("History", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))))
+    card("History", plotGrid(plots)))
 }
 
 /** The servers that follow this one, or the lag of this one if it is a standby. */

@@ -4,12 +4,12 @@ import { h, isBusy, put, redraw, setText, span } from "../parts/dom.js"
 import { ago, count, date, duration, rate, short, whole } from "../parts/format.js"
 import { icon } from "../parts/icons.js"
 import { jsonFold } from "../parts/json.js"
-import { plot } from "../parts/plot.js"
+import { plot, plotGrid } from "../parts/plot.js"
 import { Rates, Ring } from "../parts/ring.js"
 import { setQuery } from "../parts/route.js"
 import { entry, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
-import { alarm, allowed, badge, button, card, code, copyAs, curl, empty, failure, formDialog, loading, missing, missingNote, note, num, pageHead, plainTable, stat, stats, tabs, toast } from "../parts/ui.js"
+import { alarm, allowed, badge, button, card, code, copyAs, curl, empty, failure, formDialog, loading, missingNote, note, num, pageHead, pageOfOne, plainTable, stat, stats, tabs, toast } from "../parts/ui.js"
 import { problemOf } from "../parts/units.js"
 import { deadLetters } from "./dead-letters.js"
 import { configureTopic, writeRecord } from "./topic-forms.js"
@@ -25,11 +25,10 @@ const JOIN_MS = 45_000 // joins samples that the server takes every 15 seconds
 export function show({ params: [name], query, signal: left }) {
   let state = null
   let tab = TABS.some(([key]) => key === query.get("tab")) ? query.get("tab") : null // null: the first one with jobs
-  const end = new AbortController()
-  const signal = AbortSignal.any([left, end.signal])
+  const page = pageOfOne("queue", name, left, curl(topicPath(name), { type: "queue", max_deliveries: 5, dead_letter: `${name}.dead` }, "PUT"))
+  const { signal, problem, body, gone } = page
   const ring = new Ring()
   const rates = new Rates()
-  const problem = h("div")
   const figures = {
     ready: stat("Ready"), flight: stat("In flight"), delayed: stat("Delayed"), dead: stat("Dead-lettered"),
     done: stat("Finished", "–", { title: "Jobs that were completed or dead-lettered, per second" }),
@@ -117,7 +116,7 @@ export function show({ params: [name], query, signal: left }) {
   signal.addEventListener("abort", () => clearInterval(counting))
   const pause = button("Pause", () => state && act(() => session.request("PUT", topicPath(name), { paused: !state.config.paused }), "config", state.config.paused ? "Workers get jobs again." : "Workers get no jobs.", refresh))
   const open = (heading, make) => () => state && formDialog(heading, (done) => make(state, done), refresh)
-  const head = pageHead(name, {
+  const head = page.head = pageHead(name, {
     crumbs: [["Queues", "#/queues"]], badges: [badge("queue")],
     actions: [
       h("a", { class: "button", href: topicLink(name) }, "Records and timeline"),
@@ -127,18 +126,10 @@ export function show({ params: [name], query, signal: left }) {
       allowed("write", name, () => button([icon("plus"), "Add job"], open("Add a job", writeRecord), { kind: "primary" })),
     ],
   })
-  const body = h("div", { class: "stack" },
+  put(body,
     stats(...Object.values(figures)),
-    card("Last hour", [unsampled, h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))]),
+    card("Last hour", [unsampled, plotGrid(plots)]),
     h("section", { class: "card" }, choices.element, list))
-
-  /** Say that there is no such queue, without buttons that cannot work. */
-  function gone(error) {
-    if (!["topic_not_found", "not_a_queue"].includes(error.code)) return put(problem, failure(error))
-    end.abort()
-    put(problem)
-    put(body, missing(head, "queue", name, curl(topicPath(name), { type: "queue", max_deliveries: 5, dead_letter: `${name}.dead` }, "PUT"), left))
-  }
 
   const refused = missingNote("read", name)
   if (!refused) {

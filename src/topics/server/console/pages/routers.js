@@ -3,6 +3,7 @@
 import { h, isBusy, put, redraw, span } from "../parts/dom.js"
 import { bytes, count, range, rate, short, whole } from "../parts/format.js"
 import { jsonLine } from "../parts/json.js"
+import { filterOf } from "../parts/records.js"
 import { Readers, readReaders } from "../parts/ring.js"
 import { listAll, session } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
@@ -94,16 +95,8 @@ function createRouter(done) {
   const answer = h("div")
   const known = h("datalist", { id: "topics-known" })
   void listAll("/v0/topics", "topics", { most: 1000 }).then((rows) => put(known, rows.slice(0, 1000).map((row) => h("option", { value: row.topic }))), () => {})
-  const filter = () => {
-    const [text, condition] = [tag.value.trim(), where.value.trim()]
-    const parts = [
-      ...(text ? [["tag", text.endsWith("*") ? "Glob" : "Eq", text]] : []),
-      ...(condition ? [["Where", condition]] : []),
-    ]
-    return parts.length > 1 ? ["And", parts] : parts[0]
-  }
   const config = () => ({
-    source: source.value.trim(), dest: dest.value.trim(), filter: filter(),
+    source: source.value.trim(), dest: dest.value.trim(), filter: filterOf(tag.value, where.value),
     guarantee: guarantee.value === "exactly_once" ? "exactly_once" : undefined,
     from_seq: past.control.checked ? 0 : undefined, allow_cycle: cycle.control.checked || undefined,
   })

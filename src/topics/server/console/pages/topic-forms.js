@@ -3,6 +3,7 @@
 import { h, put } from "../parts/dom.js"
 import { Json } from "../parts/exact.js"
 import { bytes, count, date, duration, whole } from "../parts/format.js"
+import { filterOf } from "../parts/records.js"
 import { session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { parseDuration, parseSize, parseCount, printDuration, printSize, problemOf } from "../parts/units.js"
@@ -19,6 +20,10 @@ const SURVIVES = {
   disk: "survives a crash of the process; a power loss can take the last moments, and is reported",
   fsync: "survives a power loss", replicated: "survives the loss of the machine", memory: "survives a crash of the process", ephemeral: "is gone after a restart",
 }
+const SCHEMA_MODES = [["reject", "reject: refuse the request"], ["warn", "warn: store them, and warn the writer"], ["off", "off: check nothing"]]
+const COMPATIBILITIES = [
+  ["backward", "backward: what matched still matches"], ["forward", "forward: what matches has matched before"], ["full", "full: both"], ["none", "none: any change"],
+]
 const DISCARDS = [["old", "old: evict the oldest records"], ["reject", "reject: refuse new writes"]]
 
 /** Options by name: label, kind, default, what it means, and a choice of values. */
@@ -34,6 +39,9 @@ const OPTIONS = {
   archive: ["Hold for the archive", "hold", null, "Records do not expire before a pipeline has archived them."],
   idempotency_window_ms: ["Remember idempotency keys for", "duration", 120_000, "A write that repeats a key within this time is not stored twice."],
   dedupe_node: ["Readers can skip their own records", "flag", true, "A reader that names its node does not get the records of that node."],
+  schema: ["Schema", "json", null, "A JSON Schema that the data of new records must match. Empty: any JSON value."],
+  schema_mode: ["Records that do not match it", "choice", "reject", null, SCHEMA_MODES],
+  compatibility: ["Changes of the schema", "choice", "backward", null, COMPATIBILITIES],
   lease_ms: ["Lease", "duration", 30_000, "How long a worker holds a job before another worker gets it."],
   max_deliveries: ["Deliveries before a job is dead", "count", 0, "After this many deliveries without success, the job moves to the dead-letter topic. Empty: no limit."],
   dead_letter: ["Dead-letter topic", "text", null, "Where jobs go that were delivered too often. Without it, they are delivered again and again."],
@@ -48,7 +56,7 @@ const SAFE = { discard: "reject", leases_durable: true } // what "Create" propos
 const FIRST = { log: ["ttl_ms"], queue: ["max_deliveries", "dead_letter"] } // what "Create" asks beside name and type
 const LOG_OPTIONS = Object.keys(OPTIONS).filter((name) => !QUEUE_OPTIONS.includes(name))
 const optionsOf = (type) => (type === "queue" ? [...QUEUE_OPTIONS, ...LOG_OPTIONS] : LOG_OPTIONS)
-const NULLABLE = ["priority", "dead_letter", "archive"]
+const NULLABLE = ["priority", "dead_letter", "archive", "schema"]
 const READ = { duration: parseDuration, size: parseSize, count: parseCount, number: parseCount, text: (text) => text }
 const PRINT = { duration: printDuration, size: printSize, count: String, number: String, text: String }
 
@@ -62,6 +70,11 @@ function control(name, value) {
   if (kind === "choice") {
     const made = select(choices, value ?? standard, { name })
     return { name, element: field(label, made, help), read: () => made.value }
+  }
+  if (kind === "json") {
+    const before = value ? JSON.stringify(value, null, 2) : ""
+    const made = h("textarea", { rows: 3, spellcheck: false, name, value: before, placeholder: '{"type": "object"}' })
+    return { name, element: field(label, made, help), read: () => (made.value === before ? value : made.value.trim() ? parse(made.value, name) : null) }
   }
   const shown = value || (value === 0 && standard !== 0)
   const made = input({ name, value: shown ? PRINT[kind](value) : "", placeholder: standard ? `default: ${PRINT[kind](standard)}` : "" })
@@ -94,6 +107,8 @@ export function explain({ type, config, epoch }) {
     discard: config.cap_records || config.cap_bytes ? (config.discard === "old" ? "the oldest records are evicted" : "new writes are refused") : null,
     auto_priority: config.priority === null ? (config.auto_priority ? "yes" : "no") : null,
     archive: config.archive?.hold ? "yes" : "no",
+    schema: config.schema ? `version ${config.schema_versions.length}` : "any JSON value",
+    ...(config.schema ? {} : { schema_mode: null, compatibility: null }),
     max_deliveries: config.dead_letter && config.max_deliveries ? count(config.max_deliveries, "delivery", "deliveries") : "no limit",
   }
   const text = (name) => {
@@ -204,14 +219,7 @@ function parse(text, name) {
 export function deleteRecords(state, done) {
   const match = input({ name: "match" })
   const before = input({ name: "before", inputMode: "numeric", pattern: "[0-9]*" })
-  const which = () => {
-    const text = match.value.trim()
-    const glob = text.endsWith("*")
-    return {
-      match: text ? ["tag", glob ? "Glob" : "Eq", text] : undefined,
-      before_seq: before.value ? Number(before.value) : undefined,
-    }
-  }
+  const which = () => ({ match: filterOf(match.value), before_seq: before.value ? Number(before.value) : undefined })
   const remove = (more) => session.request("POST", topicPath(state.topic, "/delete"), { ...which(), ...more })
   const answer = h("div", { role: "status" })
   const reset = () => put(answer)

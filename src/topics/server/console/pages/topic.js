@@ -3,13 +3,15 @@
 import { activity } from "../parts/activity.js"
 import { h, put, span } from "../parts/dom.js"
 import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
+import { Json } from "../parts/exact.js"
 import { icon } from "../parts/icons.js"
+import { jsonTree } from "../parts/json.js"
 import { records } from "../parts/records.js"
 import { setQuery } from "../parts/route.js"
 import { entry, listAll, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
 import { timeline } from "../parts/timeline.js"
-import { allowed, badge, button, card, copyAs, curl, failure, formDialog, loading, missing, missingNote, pageHead, stat, stats, tabs } from "../parts/ui.js"
+import { allowed, badge, button, card, copyAs, curl, formDialog, loading, missingNote, pageHead, pageOfOne, select, stat, stats, tabs } from "../parts/ui.js"
 import { configureTopic, deleteRecords, dropTopic, explain, writeRecord } from "./topic-forms.js"
 import { retention, topicLink } from "./topics.js"
 
@@ -22,9 +24,8 @@ export const CURRENT_MS = 5000 // a consumer whose oldest unread record is young
 export function show({ params: [name], query, signal: left }) {
   let state = null
   let view = query.get("view") === "seq" ? "seq" : "time"
-  const end = new AbortController()
-  const signal = AbortSignal.any([left, end.signal])
-  const problem = h("div")
+  const page = pageOfOne("topic", name, left, curl(topicPath(name), { records: [{ data: { hello: "world" } }] }))
+  const { signal, problem, body, gone } = page
   const badges = span("badges")
   const figures = {
     head: stat("Head", "–", { title: "The seq of the last record" }),
@@ -36,9 +37,9 @@ export function show({ params: [name], query, signal: left }) {
     write: stat("Last write"),
     keeps: stat("Keeps"),
   }
-  const settings = h("div")
+  const settings = h("div", { class: "stack" })
   const jobs = h("a", { class: "button", href: topicLink(name, "queues"), hidden: true }, "Jobs")
-  const body = h("div", { class: "stack" }, loading("Loading"))
+  put(body, loading("Loading"))
   const list = { refresh: () => {}, again: () => {}, jump: () => {} }
   const onPick = (seq) => list.jump(seq)
   const views = { time: activity(name, { signal, query, onPick, state: () => state }), seq: timeline(name, { signal, onPick }) }
@@ -106,7 +107,7 @@ export function show({ params: [name], query, signal: left }) {
   }
 
   const open = (heading, make) => () => state && formDialog(heading, (done) => make(state, done), again)
-  const head = pageHead(name, {
+  const head = page.head = pageHead(name, {
     crumbs: [["Topics", "#/topics"]], badges: [badges],
     actions: [
       copyAs(() => actions.topic(name)),
@@ -114,20 +115,12 @@ export function show({ params: [name], query, signal: left }) {
       allowed("admin", name, () => button([icon("settings"), "Configure"], open("Configure the topic", configureTopic))),
       allowed("delete", name, () => button("Delete records", open("Delete records", deleteRecords))),
       allowed("delete", name, () => button("Delete topic", () => state && formDialog("Delete the topic", (done) => dropTopic(state, done), () => {
-        end.abort()
+        page.end.abort()
         location.hash = "#/topics"
       }), { kind: "danger" })),
       allowed("write", name, () => button([icon("plus"), "Write record"], open("Write a record", writeRecord), { kind: "primary" })),
     ],
   })
-
-  /** Say that there is no such topic, without buttons that cannot work. */
-  function gone(error) {
-    if (error && error.code !== "topic_not_found") return put(problem, failure(error))
-    end.abort()
-    put(problem)
-    put(body, missing(head, "topic", name, curl(topicPath(name), { records: [{ data: { hello: "world" } }] }), left))
-  }
 
   async function begin() {
     if (!(await entry(name, signal))) return gone()
@@ -157,10 +150,20 @@ export function show({ params: [name], query, signal: left }) {
   return [head, refused ?? missingNote("write delete admin", name), problem, body]
 }
 
+/** The versions of the schema, the last one first. */
+function schemas({ schema, schema_versions: versions = [] }) {
+  if (versions.length === 0) return null
+  const place = h("div")
+  const show = () => put(place, jsonTree(Json.parse(JSON.stringify(versions[chosen.value]))))
+  const chosen = select(versions.map((_, at) => [at, `Schema, version ${at + 1}${schema && at === versions.length - 1 ? "" : ", not in use"}`]).reverse(), versions.length - 1, { "aria-label": "Version of the schema", on: { change: show } })
+  show()
+  return h("div", {}, h("div", { class: "filters" }, chosen), place)
+}
+
 function describe(place, state) {
   const rows = explain(state)
-  const text = JSON.stringify(rows)
+  const text = JSON.stringify([rows, state.config.schema_versions])
   if (place.dataset.shown === text) return
   place.dataset.shown = text
-  put(place, h("dl", { class: "settings" }, rows.map(([label, value, standard]) => h("div", {}, h("dt", {}, label), h("dd", { class: standard ? "faint" : "" }, value)))))
+  put(place, h("dl", { class: "settings" }, rows.map(([label, value, standard]) => h("div", {}, h("dt", {}, label), h("dd", { class: standard ? "faint" : "" }, value)))), schemas(state.config))
 }

@@ -5,6 +5,7 @@ import { clock, duration, shortClock } from "./format.js"
 
 const WIDTH = 1000
 const HEIGHT = 100
+const LEAST_MS = 300_000
 const TOP = 16 // room for the label of the scale, so that no line runs through it
 
 /**
@@ -12,7 +13,7 @@ const TOP = 16 // room for the label of the scale, so that no line runs through 
  * time, or null if there is none. `format` prints a value. Times that are further apart than `gapMs` are not joined. The axis shows `spanMs`, or
  * what there is so far.
  */
-export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gapMs = 15_000, floor = 1, binary = false } = {}) {
+export function plot(title, { format, spanMs = 3_600_000, gapMs = 15_000, floor = 1, binary = false } = {}) {
   const current = span("current")
   const canvas = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title })
   const top = span("axis top")
@@ -52,7 +53,7 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
     },
     set(times, series) {
       const end = times.length ? times[times.length - 1] : Date.now()
-      const start = Math.max(end - spanMs, Math.min(times[0] ?? end, end - leastMs))
+      const start = Math.max(end - spanMs, Math.min(times[0] ?? end, end - LEAST_MS))
       const most = Math.max(floor, ...series.flatMap((one) => one.values))
       const scale = binary ? nice(most / binaryUnit(most)) * binaryUnit(most) : format === duration ? niceTime(most) : nice(most)
       drawn = { times, series, start, end }
@@ -68,6 +69,11 @@ export function plot(title, { format, spanMs = 3_600_000, leastMs = 300_000, gap
         : `${title}: no samples yet`)
     },
   }
+}
+
+/** Plots by name, beside each other. */
+export function plotGrid(plots) {
+  return h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))
 }
 
 function strokes(times, { values, color, area }, { start, end, scale, gapMs }) {

@@ -44,14 +44,7 @@ export function records(topic, { signal, state, query }) {
     restart()
   }, { kind: "small" })
 
-  const parts = () => [
-    ...(tag.value.trim() ? [["tag", tag.value.trim().endsWith("*") ? "Glob" : "Eq", tag.value.trim()]] : []),
-    ...(where.value.trim() ? [["Where", where.value.trim()]] : []),
-  ]
-  const filters = () => ({
-    filter: parts().length > 1 ? ["And", parts()] : parts()[0],
-    node: node.value.trim() || undefined,
-  })
+  const filters = () => ({ filter: filterOf(tag.value, where.value), node: node.value.trim() || undefined })
   const view = () => ({ includeTags: true, ...filters() })
 
   const toolbar = h("form", {
@@ -306,6 +299,13 @@ function expanded(item, onTag) {
     item.meta !== undefined && [h("h3", {}, "Meta"), jsonTree(item.meta)],
     h("div", { class: "toolbar" }, copyButton(() => indent(item.data.node), "Copy data"), copyButton(() => location.href, "Copy link"),
       item.tag !== undefined && button("Only this tag", () => onTag(item.tag), { kind: "small" })))
+}
+
+/** The filter of a tag, which may end in *, and of a condition; undefined without both. */
+export function filterOf(tag, where = "") {
+  const [text, condition] = [tag.trim(), where.trim()]
+  const parts = [text && ["tag", text.endsWith("*") ? "Glob" : "Eq", text], condition && ["Where", condition]].filter(Boolean)
+  return parts.length > 1 ? ["And", parts] : parts[0]
 }
 
 /** A time as ms since 1970: "14:05", "2026-01-31 14:05", "10m ago". Null if it is none. */

@@ -9,16 +9,16 @@
 import { Json, encode } from "./exact.js"
 import { topicPath as at } from "./session.js"
 
-export function asCurl({ method, path, body }, { key, origin = location.origin } = {}) {
+export function asCurl({ method, path, body }, key) {
   const parts = ["curl"]
   if (method !== "GET" && !(method === "POST" && body !== undefined)) parts.push(`-X ${method}`)
-  parts.push(quote(origin + path))
+  parts.push(quote(location.origin + path))
   if (key) parts.push(`-H "authorization: Bearer $TOPICS_TOKEN"`)
   if (body !== undefined) parts.push("-H 'content-type: application/json'", `-d ${quote(encode(body))}`)
   return parts.join(" \\\n  ").replace("curl \\\n  ", "curl ")
 }
 
-export function asPython({ name, args = [], options = {}, positional = [], python }, { key, origin = location.origin } = {}) {
+export function asPython({ name, args = [], options = {}, positional = [], python }, key) {
   const token = key ? `, token=os.environ["TOPICS_TOKEN"]` : ""
   const given = [
     ...args.map(pythonValue),
@@ -27,19 +27,19 @@ export function asPython({ name, args = [], options = {}, positional = [], pytho
   ]
   return `${key ? "import os\n" : ""}from topics.client import Topics
 
-with Topics(${pythonValue(origin)}${token}) as topics:
+with Topics(${pythonValue(location.origin)}${token}) as topics:
     ${(python ?? "print(CALL)").replace("CALL", () => `topics.${name}(${given.join(", ")})`)}
 `
 }
 
-export function asJavaScript({ name, args = [], options = {}, javascript }, { key, origin = location.origin } = {}) {
+export function asJavaScript({ name, args = [], options = {}, javascript }, key) {
   const token = key ? `, { token: process.env.TOPICS_TOKEN }` : ""
   const fields = entries(options).map(([option, value]) => `${camel(option)}: ${encode(value)}`)
   const given = [...args.map(encode), ...(fields.length ? [`{ ${fields.join(", ")} }`] : [])]
   const call = `topics.${camel(name)}(${given.join(", ")})`
-  return `import { Topics } from "${origin}/client.js"
+  return `import { Topics } from "${location.origin}/client.js"
 
-const topics = new Topics("${origin}"${token})
+const topics = new Topics("${location.origin}"${token})
 ${(javascript ?? "console.log(await CALL)").replace("CALL", () => call)}
 `
 }
@@ -84,30 +84,29 @@ const LOOP = { python: "for item in CALL:\n        print(item)", javascript: "fo
 const list = (name, path = `/v0/${name}`, args = [], options = {}) => ({ method: "GET", path, name, args, options, ...LOOP })
 export const consumerPath = (topic, name) => at(topic, `/consumers/${encodeURIComponent(name)}`)
 
+const call = (method, name, path, args, options) => ({ method, path, name, args, ...(options && { body: options, options }) })
+
 export const actions = {
   listTopics: () => list("topics"),
-  topic: (topic) => ({ method: "GET", path: at(topic), name: "topic", args: [topic] }),
-  putTopic: (topic, config) => ({ method: "PUT", path: at(topic), body: config, name: "put_topic", args: [topic], options: config }),
-  dropTopic: (topic) => ({ method: "DELETE", path: at(topic), name: "drop_topic", args: [topic] }),
-  append: (topic, { data, ...rest }) => ({
-    method: "POST", path: at(topic), body: { records: [{ data, ...clean(rest) }] }, name: "append", args: [topic, data], options: clean(rest),
-  }),
-  read: (topic, options) => ({ method: "POST", path: at(topic, "/diff"), body: clean(options), name: "diff", args: [topic], options }),
+  topic: (topic) => call("GET", "topic", at(topic), [topic]),
+  putTopic: (topic, config) => call("PUT", "put_topic", at(topic), [topic], config),
+  dropTopic: (topic) => call("DELETE", "drop_topic", at(topic), [topic]),
+  append: (topic, { data, ...rest }) => ({ ...call("POST", "append", at(topic), [topic, data], clean(rest)), body: { records: [{ data, ...clean(rest) }] } }),
+  read: (topic, options) => call("POST", "diff", at(topic, "/diff"), [topic], clean(options)),
   follow: (topic, options) => ({
-    method: "POST", path: at(topic, "/diff"), body: { ...clean(options), wait_ms: 20_000 }, name: "follow", args: [topic],
-    options: { ...clean(options), tail: true }, ...LOOP,
+    ...call("POST", "follow", at(topic, "/diff"), [topic], { ...clean(options), tail: true }), body: { ...clean(options), wait_ms: 20_000 }, ...LOOP,
   }),
-  deleteRecords: (topic, which) => ({ method: "POST", path: at(topic, "/delete"), body: clean(which), name: "delete", args: [topic], options: which }),
+  deleteRecords: (topic, which) => call("POST", "delete", at(topic, "/delete"), [topic], which),
   jobs: (topic, state) => list("list_jobs", at(topic, `/jobs${state ? `?state=${state}` : ""}`), [topic], { state }),
-  nack: (topic, held) => ({ method: "POST", path: at(topic, "/nack"), body: held, name: "nack", args: [topic], options: held, positional: ["seqs"] }),
-  redrive: (topic, which) => ({ method: "POST", path: at(topic, "/redrive"), body: clean(which), name: "redrive", args: [topic], options: which }),
+  nack: (topic, held) => ({ ...call("POST", "nack", at(topic, "/nack"), [topic], held), positional: ["seqs"] }),
+  redrive: (topic, which) => call("POST", "redrive", at(topic, "/redrive"), [topic], which),
   routers: () => list("routers"),
-  router: (name) => ({ method: "GET", path: router(name), name: "router", args: [name] }),
-  putRouter: (name, config) => ({ method: "PUT", path: router(name), body: clean(config), name: "put_router", args: [name], options: config }),
-  dropRouter: (name) => ({ method: "DELETE", path: router(name), name: "drop_router", args: [name] }),
+  router: (name) => call("GET", "router", router(name), [name]),
+  putRouter: (name, config) => call("PUT", "put_router", router(name), [name], config),
+  dropRouter: (name) => call("DELETE", "drop_router", router(name), [name]),
   schedules: () => list("schedules"),
   consumers: () => list("consumers"),
-  putConsumer: (topic, name, where) => ({ method: "PUT", path: consumerPath(topic, name), body: where, name: "put_consumer", args: [topic, name], options: where }),
-  dropConsumer: (topic, name) => ({ method: "DELETE", path: consumerPath(topic, name), name: "drop_consumer", args: [topic, name] }),
-  metrics: () => ({ method: "GET", path: "/v0/metrics", name: "metrics" }),
+  putConsumer: (topic, name, where) => call("PUT", "put_consumer", consumerPath(topic, name), [topic, name], where),
+  dropConsumer: (topic, name) => call("DELETE", "drop_consumer", consumerPath(topic, name), [topic, name]),
+  metrics: () => call("GET", "metrics", "/v0/metrics", []),
 }

@@ -1,6 +1,6 @@
 /** The pieces that pages are made of: buttons, cards, badges, dialogs, forms, messages, and the "Copy as" menu. */
 
-import { h, hidden, put, span } from "./dom.js"
+import { h, hidden, put } from "./dom.js"
 import { short, whole } from "./format.js"
 import { icon } from "./icons.js"
 import { setQuery } from "./route.js"
@@ -27,11 +27,8 @@ export function missingNote(scopes, name = null) {
     return note(`The prefixes of your key do not cover ${name}: actions are hidden.`)
   }
   if (missing.length === 0) return null
-  return note("Your key lacks the ", missing.length > 1 ? "scopes " : "scope ", ...join(missing.map((scope) => h("code", {}, scope))), ": the actions that need ", missing.length > 1 ? "them" : "it", " are hidden.")
-}
-
-function join(items) {
-  return items.flatMap((item, at) => (at === 0 ? [item] : [at === items.length - 1 ? " and " : ", ", item]))
+  const [scope, it] = missing.length > 1 ? ["scopes", "them"] : ["scope", "it"]
+  return note(`Your key lacks the ${scope} ${new Intl.ListFormat("en-GB").format(missing)}: the actions that need ${it} are hidden.`)
 }
 
 export function note(...content) {
@@ -51,9 +48,8 @@ export function badge(text, kind = "") {
   return h("span", { class: `badge ${kind}` }, text)
 }
 
-export function card(title, content, { actions = [], id, class: extra = "" } = {}) {
-  const heading = h("h2", { id }, title)
-  return h("section", { class: `card ${extra}` }, h("header", {}, heading, h("div", { class: "actions" }, actions)), content)
+export function card(title, content) {
+  return h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), content)
 }
 
 /** One figure with its name. `set` changes the value. */
@@ -103,14 +99,27 @@ export function searchField(what, value, onInput) {
   return search
 }
 
-/** What a page shows instead of something that does not exist. The buttons in its head are hidden until it does. */
-export function missing(head, kind, name, command, signal) {
-  poll(async () => {
-    const found = await entry(name, signal)
-    if (found && (kind === "topic" || found.type === kind)) dispatchEvent(new Event("hashchange")) // opens the page again
-  }, { everyMs: 3000, signal })
-  head.querySelector(".actions").hidden = true
-  return h("section", { class: "card flush" }, empty(`There is no ${kind} ${name}`, "It may have been deleted. This command creates it:", command, h("p", {}, h("a", { href: `#/${kind}s` }, `Show all ${kind}s`))))
+/**
+ * What the pages of a topic and of a queue share: `problem`, `body`, and a signal that ends when there is no such topic, too.
+ * `gone(error)` shows the error, or without buttons that cannot work that there is none, with the command that creates it.
+ */
+export function pageOfOne(kind, name, left, command) {
+  const end = new AbortController()
+  const one = {
+    end, problem: h("div"), body: h("div", { class: "stack" }), head: null, signal: AbortSignal.any([left, end.signal]),
+    gone(error) {
+      if (error && !["topic_not_found", "not_a_queue"].includes(error.code)) return put(one.problem, failure(error))
+      end.abort()
+      poll(async () => {
+        const found = await entry(name, left)
+        if (found && (kind === "topic" || found.type === kind)) dispatchEvent(new Event("hashchange")) // opens the page again
+      }, { everyMs: 3000, signal: left })
+      one.head.querySelector(".actions").hidden = true
+      put(one.problem)
+      put(one.body, h("section", { class: "card flush" }, empty(`There is no ${kind} ${name}`, "It may have been deleted. This command creates it:", command, h("p", {}, h("a", { href: `#/${kind}s` }, `Show all ${kind}s`)))))
+    },
+  }
+  return one
 }
 
 /** A command with a button that copies it. */
@@ -144,15 +153,10 @@ async function copy(text) {
 // --- errors and messages
 
 const NEXT = {
-  unauthorized: "Sign in with a key of this server.",
-  forbidden: "Use a key with the missing scope or prefix.",
   topic_not_found: "It may have been deleted. Go back to the list of topics.",
-  throttled: "The server is busy. Try again in a moment.",
-  read_only: "The server cannot write its log. Free disk space, or see its log.",
   replica_unavailable: "The bucket of the replica does not answer. Other topics are not affected.",
-  fenced: "Another server has taken over. Use its address.",
+  router_cycle: "Choose another destination, or allow the cycle: a record then stops after 16 topics.",
   not_ready: "The server is starting. This page continues by itself.",
-  topic_full: "Delete records, raise the cap, or set discard to old.",
   unreachable: "Check that the server runs. This page continues by itself.",
 }
 
@@ -160,10 +164,7 @@ const NEXT = {
 export function failure(error) {
   const code = error?.code ?? "error"
   const lines = [h("p", {}, h("strong", {}, error?.message ?? String(error)), " ", h("code", {}, code))]
-  if (code === "router_cycle" && error.detail?.cycle) {
-    lines.push(h("p", {}, "Records would go around: ", span("path", error.detail.cycle.join(" → "))))
-    lines.push(h("p", {}, "Choose another destination, or allow the cycle: a record then stops after 16 topics."))
-  } else if (error?.detail?.field) lines.push(h("p", {}, "Check the field ", h("code", {}, error.detail.field), "."))
+  if (error?.detail?.field) lines.push(h("p", {}, "Check the field ", h("code", {}, error.detail.field), "."))
   if (NEXT[code]) lines.push(h("p", {}, NEXT[code]))
   return alarm(lines)
 }
@@ -174,14 +175,14 @@ export function alarm(...content) {
 
 /**
  * A page under its head, which calls `refresh` every `everyMs`, or after as many ms as it returns, and shows its errors.
- * The second call comes after a second, because rates need two looks. Without the scope `read`, `place` stays empty.
- * `scopes` are those of its actions.
+ * The second call comes after a second, because rates need two looks. Without the scopes that it `needs`, `place` stays
+ * empty. `scopes` are those of its actions.
  */
-export function livePage(head, { refresh, place, signal, scopes = "read", name = null, everyMs = 3000 }, ...content) {
+export function livePage(head, { refresh, place, signal, needs = "read", scopes = needs, name = null, everyMs = 3000 }, ...content) {
   const problem = h("div")
   const schedule = { everyMs: 1000, signal, onError: (error) => put(problem, failure(error)) }
   let next = 1000
-  const refused = missingNote("read", name)
+  const refused = missingNote(needs, name)
   if (refused) put(place)
   else {
     poll(async () => {
@@ -346,7 +347,6 @@ export function form(content, { label, submit, done, kind = "primary", action = 
 
 /** A menu that copies an action as curl, Python or JavaScript. */
 export function copyAs(action, label = "Copy as") {
-  const context = () => ({ key: session.key })
   const ways = [["curl", asCurl], ["Python", asPython], ["JavaScript", asJavaScript]]
   const summary = h("summary", { class: "button small" }, label)
   const menu = h("details", {
@@ -369,7 +369,7 @@ export function copyAs(action, label = "Copy as") {
       click: async () => {
         let text
         try {
-          text = render(action(), context())
+          text = render(action(), session.key)
         } catch (error) {
           toast(error.message, "bad")
           return
