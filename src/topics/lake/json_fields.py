@@ -28,7 +28,7 @@ from msgspec import Meta, Raw
 
 from topics.model import surrogates
 
-_SPECIAL_NUMBERS = {
+SPECIAL_NUMBERS = {
     "NaN": "nan", "Infinity": "inf", "+Infinity": "inf", "INF": "inf", "+INF": "inf",
     "-Infinity": "-inf", "-INF": "-inf",
 }  # fmt: skip
@@ -207,7 +207,7 @@ def _value(raw: Raw | None, kind: pa.DataType) -> Any:
     try:
         if pa.types.is_floating(kind):
             # A number that is too large is infinite, as in Spark.
-            return float(_SPECIAL_NUMBERS.get(_string(text), "") if text[:1] == b'"' else text)
+            return float(SPECIAL_NUMBERS.get(_string(text), "") if text[:1] == b'"' else text)
         if pa.types.is_timestamp(kind):
             found = datetime.fromisoformat(_decoded(raw, str))
             return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)

@@ -5,16 +5,23 @@ This only saves work: Spark and DuckDB evaluate each filter again. See the optio
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
+from msgspec import Raw, Struct
 from pyarrow import dataset, fs
 
+from topics.errors import TopicsError
+from topics.lake.json_fields import SPECIAL_NUMBERS
+from topics.model.filters import parse_filter
 from topics.model.records import TagMatch
 from topics.spark.options import ms_of
 from topics.spark.source import plan
@@ -98,6 +105,63 @@ def _bounds(sign: str, at: int) -> tuple[int | None, int | None]:
     """Return the bounds [low, high) of a comparison with a whole number; `>` counts as `>=`."""
     low = at if sign in ("=", ">", ">=") else None
     return low, {"=": at + 1, "<": at, "<=": at + 1}.get(sign)
+
+
+# --- fields of typed reads, in the filter of the server
+
+_OPERATORS = {"=": "Eq", ">": "Gt", ">=": "Ge", "<": "Lt", "<=": "Le", "in": "In"}
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+
+def with_fields(where: TagMatch | None, filters: Iterable[Any], schema: Any) -> TagMatch | None:
+    """Return a filter for records that match `where` and may meet the filters of a typed read.
+
+    `schema` is Spark's type of the columns that are fields of `data`; `topics.lake.json_fields` says what values they
+    have. A condition that would make the filter too large is left out.
+    """
+    for one in filters:
+        if (found := _on_field(one, schema)) is not None:
+            text = json.dumps(found)
+            with suppress(TopicsError):
+                where = parse_filter(Raw((text if where is None else f'["And",[{where.text},{text}]]').encode()))
+    return where
+
+
+def _on_field(one: Any, schema: Any) -> list[Any] | None:
+    """Return the filter of the server that a condition implies, or None."""
+    path, sign, kind = getattr(one, "attribute", ()), _SIGNS.get(type(one).__name__), schema
+    for name in path:
+        kind = next((field.dataType for field in getattr(kind, "fields", ()) if field.name == name), None)
+    if sign is None or not path or kind is None:
+        return None
+    values = [value for value in (one.value if sign == "in" else [one.value]) if value is not None]
+    field, type_name, types = ["data", *path], kind.simpleString(), {type(value) for value in values}
+    is_exact = type_name in _WHOLE and types == {int} and sign != "prefix"
+    if type_name == "boolean" and sign in ("=", "in"):
+        is_exact = types == {bool}
+    elif type_name == "string" and types == {str} and not any(map(_could_be_other_json, values)):
+        if sign == "prefix":
+            return [field, "Glob", f"{one.value}*"]
+        is_exact = sign in ("=", "in")
+    elif type_name == "double" and types == {float} and sign not in ("in", "prefix"):
+        return _on_double(field, sign, one.value)
+    return [field, _OPERATORS[sign], values if sign == "in" else one.value] if is_exact else None
+
+
+def _could_be_other_json(text: str) -> bool:
+    """Return whether a column of texts may have the text for a number, an object, or half a surrogate pair."""
+    return re.match(r"[-\d\[{]", text) is not None or "?" in text or "true".startswith(text) or "false".startswith(text)
+
+
+def _on_double(field: list[str], sign: str, value: float) -> list[Any] | None:
+    """Return a filter for the numbers that may round to the wanted doubles, and for the texts that count as numbers."""
+    low, high = math.nextafter(value, -math.inf), math.nextafter(value, math.inf)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    above, below = [field, "Gt", low], [field, "Lt", high]
+    if sign == "=":
+        return ["And", [above, below]]
+    return ["Or", [above if sign in (">", ">=") else below, [field, "In", [*SPECIAL_NUMBERS]]]]
 
 
 # --- filters of Arrow, which DuckDB gives

@@ -19,7 +19,7 @@ from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import offsets, plan
 from topics.spark.source.catalog import Catalog, ServerCatalog, catalog_of
-from topics.spark.source.filters import Narrowing, narrowing
+from topics.spark.source.filters import Narrowing, narrowing, with_fields
 from topics.spark.source.offsets import StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
@@ -106,6 +106,10 @@ class FilteringReader(TopicsReader):
         """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
         layout = layout_of(self.options, self.schema)
         self.narrowing = narrowing(filters, typed=layout.typed)
+        if self.schema is not None and layout.typed:
+            names = {field.name for field in layout.fields}
+            fields = StructType([field for field in self.schema.fields if field.name in names])
+            self.options = structs.replace(self.options, where=with_fields(self.options.where, filters, fields))
         return filters
 
 
