@@ -13,7 +13,7 @@ export function show({ query, signal }) {
 
   async function refresh() {
     const { keys } = await session.get("/v0/keys", signal)
-    if (!isBusy(place)) redraw(place, plainTable("Keys", ["Key", "Allows", "On", "Last used", "Ends", "Actions"], keys.map(line), "jobs"))
+    if (!isBusy(place)) redraw(place, plainTable("Keys", ["Key", "Allows", "On", "Last used", "Ends", "Actions"], keys.map(line)))
   }
 
   /** Show a new secret once. */
@@ -50,7 +50,7 @@ function createKey(done) {
       field("Name", key, "What this page and the log call it."), field("Note", text, "What it is for."),
       field("Topics", names, "Names, and prefixes that end with *, such as: orders, shop.* Empty: what your key covers."),
       field("Valid for", ttl, "Such as 30d. Empty: without end.")),
-    h("fieldset", { class: "toolbar" }, scopes.map(([name, box]) => h("label", {}, box, ` ${name}`))),
+    h("div", { class: "toolbar", role: "group", "aria-label": "Scopes" }, scopes.map(([name, box]) => h("label", {}, box, ` ${name}`))),
   ], {
     label: "Create key", done,
     submit: async () => {

@@ -65,8 +65,8 @@ function pipeline(name, runs) {
           num(bytes(sum(run, "size_bytes"))),
           num(short(sum(run, "lag"))),
           num(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0))],
-        h("tr", { class: "sub", hidden: run.topics.length === 0 }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
-      ])),
+        run.topics.length > 0 && h("tr", { class: "sub" }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
+      ]).filter(Boolean)),
   ])
 }
 
