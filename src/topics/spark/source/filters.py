@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +23,8 @@ from topics.errors import TopicsError
 from topics.lake.json_fields import SPECIAL_NUMBERS
 from topics.model.filters import parse_filter
 from topics.model.records import TagMatch
-from topics.spark.options import ms_of
 from topics.spark.source import plan
+from topics.spark.source.layout import PLAIN
 from topics.spark.source.plan import SeqAt, Span, TopicExtent
 
 # Spark's filters by the names of their classes.
@@ -32,79 +32,89 @@ _SIGNS = {
     "EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
     "LessThan": "<", "LessThanOrEqual": "<=", "In": "in", "StringStartsWith": "prefix",
 }  # fmt: skip
+_APPLY = {"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+_RECORD = pa.schema([(name, kind) for name, _, kind in PLAIN])
+_SEQS, _TIMES = range(1 << 62), range(1 << 47)  # the times are ms, up to the year 6429
 
 
 class Narrowing(Struct, kw_only=True):
     """Necessary conditions on a row. Seqs and times (ms) have bounds [low, high)."""
 
-    topics: frozenset[str] | None = None
-    topic_prefix: str = ""
-    low_seq: int | None = None
-    high_seq: int | None = None
-    low_ms: int | None = None
-    high_ms: int | None = None
+    expression: pc.Expression | None = None
+    schema: pa.Schema = _RECORD
+    seqs: tuple[int | None, int | None] = (None, None)
+    times: tuple[int | None, int | None] = (None, None)
     tag: TagMatch | None = None
 
     def wants(self, topic: str) -> bool:
-        return (self.topics is None or topic in self.topics) and topic.startswith(self.topic_prefix)
-
-    def narrow(self, unit: str, low: int | None, high: int | None) -> None:
-        """Apply further bounds of seqs (`unit` is seq) or times (ms)."""
-        for name, bound, tighter in ((f"low_{unit}", low, max), (f"high_{unit}", high, min)):
-            if bound is not None:
-                known = getattr(self, name)
-                setattr(self, name, bound if known is None else tighter(known, bound))
+        return self.expression is None or _allows(self.expression, self.schema, dataset.field("topic") == topic)
 
     def spans(self, given: Iterable[Span], extent: TopicExtent, seq_at: SeqAt) -> list[Span]:
         """Return the parts of a topic's spans within the bounds."""
-        low, high = self.low_seq, self.high_seq
-        if self.low_ms is not None:
-            low = max(seq_at(extent, self.low_ms), low or 0)
-        if self.high_ms is not None and (by_time := seq_at(extent, self.high_ms)) > 1:  # 1 could be a lost beginning
+        (low, high), (low_ms, high_ms) = self.seqs, self.times
+        if low_ms is not None:
+            low = max(seq_at(extent, low_ms), low or 0)
+        if high_ms is not None and (by_time := seq_at(extent, high_ms)) > 1:  # 1 could be a lost beginning
             high = by_time if high is None else min(by_time, high)
         return plan.narrow(given, low=low, high=high)
 
 
+def narrowing_of(expression: pc.Expression, schema: pa.Schema = _RECORD) -> Narrowing:
+    """Return what an expression implies: bounds of `seq` and `ts` that all matching rows are within, and the topics."""
+    found: list[tuple[int | None, int | None]] = []
+    for name, values in (("seq", _SEQS), ("ts", _TIMES)):
+        field, kind = dataset.field(name), schema.field(name).type
+        if _allows(expression, schema, field.is_null()):
+            found.append((None, None))
+            continue
+
+        def known_of(value: int, kind: pa.DataType = kind) -> pa.Scalar:
+            return pa.scalar(value * 1000 if pa.types.is_timestamp(kind) else value, kind)
+
+        # A bisection ends at a value that it has tried, so its result holds even if Arrow's answers are not monotonic.
+        low = bisect_left(values, True, key=lambda at: _allows(expression, schema, field <= known_of(at)))
+        high = bisect_left(values, True, key=lambda at: not _allows(expression, schema, field >= known_of(at)))
+        found.append((low or None, high if high < len(values) else None))
+    return Narrowing(expression=expression, schema=schema, seqs=found[0], times=found[1])
+
+
+def _allows(expression: pc.Expression, schema: pa.Schema, known: pc.Expression) -> bool:
+    """Return False if no row for which `known` is true can match, as Arrow skips files by what is known of them."""
+    form, files = dataset.ParquetFileFormat(), fs.LocalFileSystem()
+    piece = form.make_fragment("unread", files, partition_expression=known)
+    return any(True for _ in dataset.FileSystemDataset([piece], schema, form, files).get_fragments(expression))
+
+
 def narrowing(filters: Iterable[Any], *, typed: bool = False) -> Narrowing:
-    """Return the conditions that the filters imply. One that implies none is ignored, such as one on a nested field.
+    """Return the conditions that filters of Spark imply. One on another column implies none.
 
     In a typed read, columns of the record have an underscore before their names.
     """
-    found = Narrowing()
+    expression: pc.Expression | None = None
+    tag: TagMatch | None = None
     for one in filters:
         path: tuple[str, ...] = getattr(one, "attribute", ())
         sign = _SIGNS.get(type(one).__name__)
-        if sign is None or len(path) != 1 or (sign == "=" and one.value is None):
+        if sign is None or len(path) != 1 or (sign == "=" and one.value is None) or path[0].startswith("_") != typed:
             continue
-        column, value = path[0], one.value
-        if typed and not column.startswith("_"):
+        name, value = path[0].removeprefix("_"), one.value
+        if name not in ("topic", "seq", "ts", "tag"):
             continue
-        meaning = column[1:] if typed else column
-        if meaning == "topic" and sign == "prefix" and len(value) > len(found.topic_prefix):
-            found.topic_prefix = value
-        elif meaning == "topic" and (sign == "in" or (sign == "=" and isinstance(value, str))):
-            names = frozenset(name for name in (value if sign == "in" else [value]) if isinstance(name, str))
-            found.topics = names if found.topics is None else found.topics & names
-        elif meaning == "seq" and isinstance(value, int):
-            found.narrow("seq", *_bounds(sign, value + (sign == ">")))
-        elif meaning == "seq" and sign == "in":
-            numbers = [number for number in value if isinstance(number, int)]
-            if numbers and all(number is None or isinstance(number, int) for number in value):
-                found.narrow("seq", min(numbers), max(numbers) + 1)
-        elif meaning == "ts" and isinstance(value, datetime):
-            found.narrow("ms", *_bounds(sign, ms_of(value)))  # rounded up: `>` and `>=` have the same first ms
-        elif meaning == "tag" and (found.tag is None or found.tag.op != "Eq"):
-            if sign == "=" and isinstance(value, str):
-                found.tag = TagMatch("Eq", value)
-            elif sign == "prefix" and value and found.tag is None:
-                found.tag = TagMatch("Glob", value)
-    return found
-
-
-def _bounds(sign: str, at: int) -> tuple[int | None, int | None]:
-    """Return the bounds [low, high) of a comparison with a whole number; `>` counts as `>=`."""
-    low = at if sign in ("=", ">", ">=") else None
-    return low, {"=": at + 1, "<": at, "<=": at + 1}.get(sign)
+        field, kind = dataset.field(name), _RECORD.field(name).type
+        if sign == "in":
+            found = field.isin(pa.array([each for each in value if each is not None], kind))
+        else:
+            found = pc.starts_with(field, value) if sign == "prefix" else _APPLY[sign](field, pa.scalar(value, kind))
+        expression = found if expression is None else expression & found
+        if name == "tag" and (tag is None or tag.op != "Eq"):
+            if sign == "=":
+                tag = TagMatch("Eq", value)
+            elif sign == "prefix" and value and tag is None:
+                tag = TagMatch("Glob", value)
+    made = Narrowing() if expression is None else narrowing_of(expression)
+    made.tag = tag
+    return made
 
 
 # --- fields of typed reads, in the filter of the server
@@ -162,33 +172,3 @@ def _on_double(field: list[str], sign: str, value: float) -> list[Any] | None:
     if sign == "=":
         return ["And", [above, below]]
     return ["Or", [above if sign in (">", ">=") else below, [field, "In", [*SPECIAL_NUMBERS]]]]
-
-
-# --- filters of Arrow, which DuckDB gives
-
-_SEQS, _TIMES = range(1 << 62), range(1 << 47)  # the times are ms, up to the year 6429
-
-
-def allows(expression: pc.Expression, schema: pa.Schema, known: pc.Expression) -> bool:
-    """Return False if no row for which `known` is true can match, as Arrow skips files by what is known of them."""
-    form, files = dataset.ParquetFileFormat(), fs.LocalFileSystem()
-    piece = form.make_fragment("unread", files, partition_expression=known)
-    return any(True for _ in dataset.FileSystemDataset([piece], schema, form, files).get_fragments(expression))
-
-
-def narrowing_of(expression: pc.Expression, schema: pa.Schema) -> Narrowing:
-    """Return the bounds of `seq` and `ts` that all matching rows are within."""
-    found = Narrowing()
-    for name, unit, values in (("seq", "seq", _SEQS), ("ts", "ms", _TIMES)):
-        field, kind = dataset.field(name), schema.field(name).type
-        if allows(expression, schema, field.is_null()):
-            continue
-
-        def known_of(value: int, kind: pa.DataType = kind) -> pa.Scalar:
-            return pa.scalar(value * 1000 if pa.types.is_timestamp(kind) else value, kind)
-
-        # A bisection ends at a value that it has tried, so its result holds even if Arrow's answers are not monotonic.
-        low = bisect_left(values, True, key=lambda at: allows(expression, schema, field <= known_of(at)))
-        high = bisect_left(values, True, key=lambda at: not allows(expression, schema, field >= known_of(at)))
-        found.narrow(unit, low or None, high if high < len(values) else None)
-    return found

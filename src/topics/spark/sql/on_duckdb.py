@@ -20,7 +20,7 @@ from topics.lake.json_fields import JsonFields
 from topics.spark.options import ReadOptions, read_options
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of
-from topics.spark.source.filters import Narrowing, allows, narrowing_of
+from topics.spark.source.filters import Narrowing, narrowing_of
 from topics.spark.source.layout import PLAIN, Layout, OutputColumn
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
@@ -167,7 +167,7 @@ class _Topic(dataset.Dataset):  # type: ignore[misc]
         narrow = Narrowing() if filter is None else narrowing_of(filter, self.schema)
         with catalog_of(self._options) as catalog:
             for whole, extent, excerpt in self._spans:
-                if filter is None or allows(filter, self.schema, dataset.field("topic") == whole.topic):
+                if narrow.wants(whole.topic):
                     for span in narrow.spans([whole], extent, catalog.seq_at):
                         yield plan.located(span, extent), excerpt
 
