@@ -156,6 +156,18 @@ def test_unfinished_rotation_before_a_torn_write_is_no_damage() -> None:
     assert fails(names, rotations[0], errno.EIO, FOREVER, short=True, crash="keep")
 
 
+def test_shorter_note_after_one_that_failed_is_no_damage() -> None:
+    """The next notes are written where the sync of others failed: the ledger kept the end of the longer ones."""
+    names = ("slow_syncs", "recreate", "append_in_steps", "syncs", "clock_before_1970")
+    client = ready()
+    play(client, names)
+    calls = client.server.disk.calls
+    syncs = [call.number for call in calls if call.op == "datasync" and call.path.endswith("2.ledger")]
+    assert syncs
+    for at in syncs:
+        assert fails(names, at, errno.EIO, 1, short=False, crash="keep")
+
+
 @pytest.mark.parametrize("failures", [1, pytest.param(len(FAILURES), marks=pytest.mark.torture)])
 def test_pairs_that_once_failed_are_refused_or_done(failures: int) -> None:
     """The log stayed read-only after its next file could not be begun, or trusted a size that was not synced."""

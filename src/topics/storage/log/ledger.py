@@ -108,6 +108,7 @@ class Ledger:
         self.number = 0  # of the last file that has a note
         self._file: File | None = None
         self._at = 0
+        self._spoilt_to = 0  # what a failed write may have left behind `_at` ends here
         self._failed = False
         self.reached = (0, 0)  # the last noted position
 
@@ -184,10 +185,14 @@ class Ledger:
                 with suppress(OSError):
                     file.close()
             self._file, self._at = new, walfile.written_end(new.pread(new.size(), 0))
+            self._spoilt_to = self._at
             return
-        file.pwrite(data, self._at)
+        end = self._at + len(data)
+        zeroed = data.ljust(self._spoilt_to - self._at, b"\0")  # the notes of a failed write may be longer than these
+        self._spoilt_to = max(self._spoilt_to, end)
+        file.pwrite(zeroed, self._at)
         file.datasync()
-        self._at += len(data)
+        self._at = self._spoilt_to = end
 
     def _create(self, path: str, data: bytes) -> File:
         """Return a durable file with the notes of `data` at its end. It has its name once it has a note."""
