@@ -12,6 +12,7 @@ from tests.conftest import Counts
 from tests.routers.random_history import World, check_unchanged, drain, forwarded, joined, looks, restarted
 from tests.sampling import SEED, amount
 from tests.simulated.harness import SimServer, TopicView
+from topics.model.router import RouterRequest
 
 
 def play(seed: int, steps: int, *, ring: bool = False, faults: bool = False) -> None:
@@ -135,6 +136,19 @@ def play_ephemeral(seed: int, steps: int, *, ring: bool = False) -> None:
             if world.rng.random() < 0.5:
                 world.server = after
                 reader.look(after)
+
+
+def test_restart_of_an_ephemeral_destination_skips_few_seqs() -> None:
+    """Copies raise the ceiling of a topic that no client has written to since the start."""
+    server = SimServer.start()
+    server.put("a")
+    server.put("b", durability="ephemeral")
+    server.done(server.engine.routers.put("r", RouterRequest(source="a", dest="b")))
+    for _ in range(5):
+        server.append("a", *["1"] * 1000)
+        drain(server)
+    assert server.engine.topics["b"].head == 5000
+    assert 5000 < restarted(server).engine.topics["b"].head < 5000 * 16
 
 
 @pytest.mark.parametrize("ring", [False, True])

@@ -43,22 +43,27 @@ class Ceilings:
 
     def guard(self, topic: Topic, ticket: Ticket, end: int) -> None:
         """Raise the ceiling if seqs below `end` come near it; gate `ticket`, which gives them out, if they pass it."""
-        step = self.first_step()
-        if topic.ceiling_step == UNKNOWN_STEP or topic.ceiling_step < step:
-            topic.ceiling_step = step
-        margin = topic.ceiling_step // 2
+        margin = self._step(topic) // 2
         if end > topic.ceiling - margin:
             if end > topic.ceiling_staged - margin:
                 self._commits.stage(self.ticket(topic, end))
             if end > topic.ceiling:
                 ticket.gated = max(ticket.gated, self._commits.uploads.gate)
 
+    def _step(self, topic: Topic) -> int:
+        """Return the step of a topic, which its first write since the start determines."""
+        step = self.first_step()
+        if topic.ceiling_step == UNKNOWN_STEP or topic.ceiling_step < step:
+            topic.ceiling_step = step
+        return topic.ceiling_step
+
     def ticket(self, topic: Topic, end: int) -> Ticket:
         """Return a ticket for a ceiling above `end`; further above while seqs come faster than ceilings are synced."""
+        step = self._step(topic)
         if self._commits.uploads.gate == AT_UPLOAD:
             topic.ceiling_step = self._away_step(topic, end)
         elif end > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:
-            topic.ceiling_step = max(topic.ceiling_step, min(topic.ceiling_step * 4, MAX_STEP))
+            topic.ceiling_step = max(step, min(step * 4, MAX_STEP))
         before, ceiling = topic.ceiling_staged, end + topic.ceiling_step
         topic.ceiling_staged = ceiling
         apply.note(self._state, topic)
