@@ -62,7 +62,8 @@ def check_rest(found: dict[str, TopicView], before: dict[str, TopicView]) -> Non
             assert row in view.records or seq in lost, f"{name}: {seq} is missing without a report"
 
 
-def flip_all(bits: int) -> tuple[int, int]:
+def flip_all(bits: int, *, every: int = 1) -> tuple[int, int]:
+    """Flip so many bits of every byte, or of every so many, one at a time."""
     server = small_directory()
     before = server.view()
     disk = server.disk.crash("keep")
@@ -72,7 +73,7 @@ def flip_all(bits: int) -> tuple[int, int]:
             continue
         size = len(disk.contents(path))
         written = walfile.written_end(disk.contents(path)) if path.endswith(".wal") else size
-        for at in range(size):
+        for at in range(SEED % every, size, every):
             if at > written + 8 and at % 512:
                 continue  # all zeros of the reserved space are alike
             for bit in range(at % 8, 8, 8 // bits):
@@ -96,8 +97,8 @@ def test_damaged_version_file_stops_no_start() -> None:
     assert start(server, disk) == ([], before)
 
 
-def test_flipped_bit_in_any_byte_is_found(counts: Counts) -> None:
-    flips, refused = flip_all(1)
+def test_flipped_bit_in_some_bytes_is_found(counts: Counts) -> None:
+    flips, refused = flip_all(1, every=3)
     counts(f"(seed {SEED})", flipped_bits=flips, refused_starts=refused)
 
 

@@ -273,6 +273,7 @@ def test_waiting_agents_are_independent_and_end_with_their_connection(start_serv
     asyncio.run(run())
 
 
+@pytest.mark.torture
 def test_wait_of_an_agent_that_leaves_ends(start_server: StartServer) -> None:
     """The key may have two requests in progress: that of an agent, and that of its tool."""
     server = start_server(api_keys="root", max_inflight_per_key=2)
