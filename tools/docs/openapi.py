@@ -125,6 +125,9 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Any], dict[str, Any]]:
         components.get(name, {}).pop("additionalProperties", None)
     for name, component in components.items():
         for field, schema in component.get("properties", {}).items():
+            for part in (schema, *schema.get("anyOf", ())):
+                if part.get("type") == "array":
+                    part.setdefault("items", {})  # generators refuse an array that says nothing about them
             if (text := meaning(name, field)) is not None:
                 schema["description"] = text
             # The default moves to the description, because generators make a field with a default a required one.

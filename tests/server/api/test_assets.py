@@ -24,7 +24,7 @@ def test_types_are_served_beside_the_client(start_server: StartServer) -> None:
     server: ServerProcess = start_server()
     types = httpx.get(f"{server.url}/client.d.ts")
     assert types.content == SOURCE.with_suffix(".d.ts").read_bytes()
-    assert types.headers["content-type"].startswith("application/typescript")
+    assert types.headers["content-type"].startswith("text/typescript")
     assert types.headers["access-control-allow-origin"] == "*"
 
 

@@ -255,7 +255,7 @@ ROUTES = [
         )
         for path, name, kind in (
             ("/client.js", "get_client_js", "text/javascript"),
-            ("/client.d.ts", "get_client_types", "application/typescript"),
+            ("/client.d.ts", "get_client_types", "text/typescript"),
         )
     ),
 ]  # fmt: skip

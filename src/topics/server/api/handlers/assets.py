@@ -23,7 +23,7 @@ _PLACES = (_PACKAGE / "server" / "assets" / "client.js", _PACKAGE.parents[1] / "
 _CONSOLE = _PACKAGE / "server" / "console"
 _TYPES = {
     ".html": b"text/html; charset=utf-8", ".js": b"text/javascript; charset=utf-8",
-    ".css": b"text/css; charset=utf-8", ".svg": b"image/svg+xml", ".ts": b"application/typescript; charset=utf-8",
+    ".css": b"text/css; charset=utf-8", ".svg": b"image/svg+xml", ".ts": b"text/typescript; charset=utf-8",
 }  # fmt: skip
 
 # A page of the console runs its own scripts and calls its own server, and nothing else. Trusted types keep its scripts
