@@ -175,6 +175,13 @@ def test_changes_are_in_the_audit_topic(server: Caller):
     assert "tk_" not in json.dumps(mine)
 
 
+def test_audit_topic_does_not_exist_before_the_first_change(start_server: StartServer):
+    server = Caller(start_server(api_keys=f"{ROOT}:read+admin").port)
+    reply = server.send("POST", f"/v0/topics/{AUDIT}/diff", {}, key=ROOT)
+    server.close()
+    assert (reply.status, reply.json["error"]["code"]) == (404, "topic_not_found")
+
+
 def test_change_that_changes_nothing_is_not_audited(server: Caller):
     server.send("PUT", "/v0/topics/same", {"cap_records": 5}, key=ROOT)
     before = len(audited(server))
