@@ -268,10 +268,11 @@ def _comparable(report: RunReport, url: str, lake: str) -> Any:
     found = json.loads(re.sub(r"-a[0-9a-f-]+\.", ".", text))
     for name in ("run_id", "started_ms", "ended_ms", "execution"):
         del found[name]
-    for row in found["topics"]:
-        row["figures"].pop("id", None) if "figures" in row else None
-        if (
-            row.get("from_seq", 0) > OTHERS or report.pipeline == "maintain"
-        ):  # the checksum of a page, and so its size, depends on the times
+    for row in [found, *found["topics"]]:
+        figures = row.get("figures", {})
+        figures.pop("id", None)
+        if report.pipeline == "maintain":  # the checksum of a page, and so the size of a file, depends on the times
+            figures["removed_bytes"] = figures.get("removed_bytes", 0) > 0
+        if row.get("from_seq", 0) > OTHERS or report.pipeline == "maintain":
             row.pop("size_bytes", None)
     return found
