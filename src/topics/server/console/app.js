@@ -28,21 +28,21 @@ const PAGES = { overview, map, topics, queues, schedules, routers, consumers, pi
 const PAGES_OF_ONE = { topics: topic, queues: queue }
 const noSuchPage = {
   title: "No such page",
-  show: () => [pageHead("No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview"))],
+  show: () => [pageHead("No such page"), h("p", h("a", { href: "#/" }, "Go to the overview"))],
 }
 const NAVIGATION = Object.entries(PAGES).map(([name, page]) => [page.title, name === "overview" ? "#/" : `#/${name}`, name])
 
 const main = h("main", { id: "main", tabIndex: -1 })
-const banner = h("div", { class: "banner", role: "status", "aria-live": "polite", hidden: true })
-const links = NAVIGATION.map(([label, href, sign]) => h("a", { href }, icon(sign), h("span", {}, label)))
-const look = h("button", { type: "button", class: "button quiet small theme", on: { click: () => changeTheme() } })
-const who = h("div", { class: "who" })
+const banner = h("div.banner", { role: "status", "aria-live": "polite", hidden: true })
+const links = NAVIGATION.map(([label, href, sign]) => h("a", { href }, icon(sign), h("span", label)))
+const look = h("button.button.quiet.small.theme", { type: "button", on: { click: () => changeTheme() } })
+const who = h("div.who")
 let leave = new AbortController()
 let shown = null
 
 function start() {
-  const skip = h("a", {
-    class: "skip", href: "#main",
+  const skip = h("a.skip", {
+    href: "#main",
     on: {
       click: (event) => {
         event.preventDefault()
@@ -52,13 +52,13 @@ function start() {
   }, "Skip to the content")
   put(document.getElementById("app"),
     skip,
-    h("header", { class: "side" },
-      h("a", { class: "brand", href: "#/", "aria-label": "topics console, overview" }, h("span", { class: "mark", "aria-hidden": "true" }), "topics"),
-      h("button", { type: "button", class: "finder", "aria-label": "Go to", on: { click: () => openPalette(NAVIGATION, commands()) } },
-        icon("search"), h("span", {}, "Go to"), h("kbd", {}, "Ctrl K")),
+    h("header.side",
+      h("a.brand", { href: "#/", "aria-label": "topics console, overview" }, h("span.mark", { "aria-hidden": "true" }), "topics"),
+      h("button.finder", { type: "button", "aria-label": "Go to", on: { click: () => openPalette(NAVIGATION, commands()) } },
+        icon("search"), h("span", "Go to"), h("kbd", "Ctrl K")),
       h("nav", { "aria-label": "Pages" }, links),
-      h("div", { class: "foot" }, who, look)),
-    h("div", { class: "body" }, banner, main))
+      h("div.foot", who, look)),
+    h("div.body", banner, main))
   session.addEventListener("connection", showConnection)
   session.addEventListener("unauthorized", () => shown !== signIn && showSignIn())
   session.addEventListener("changed", showWho)
@@ -137,7 +137,7 @@ function showWho() {
   const rights = key === null ? "no keys: everything is allowed" : `${scopes.join(", ") || "no scopes"}${prefixes.length ? ` on ${prefixes.join(", ")}` : ""}`
   put(who,
     span("version", hidden("Server version "), session.version),
-    h("span", { class: "rights", title: rights }, key === null ? "open server" : rights),
+    h("span.rights", { title: rights }, key === null ? "open server" : rights),
     key !== null && session.can("admin") && h("a", { href: "#/keys" }, "Keys"),
     key !== null && button("Sign out", () => {
       session.signIn(null)
@@ -155,7 +155,7 @@ function showConnection() {
 function changeTheme(next = THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]) {
   setTheme(next)
   look.title = "Change the colours: system, light or dark"
-  put(look, icon(next), h("span", {}, hidden("Theme: "), next))
+  put(look, icon(next), h("span", hidden("Theme: "), next))
 }
 
 /** What the palette can do. */

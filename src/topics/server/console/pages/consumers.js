@@ -25,7 +25,7 @@ export function show({ query, signal }) {
   const readers = new Readers()
   const search = searchField("consumers", query.get("search"), draw)
   const worst = plot("Records behind, the five worst", { format: short, gapMs: JOIN_MS })
-  const place = h("div", {}, loading("Loading consumers"))
+  const place = h("div", loading("Loading consumers"))
   const list = table({ label: "Consumers", columns: columns(refresh), sortBy: "lag", descending: true, signal, rowKey: (row) => row.key, class: "consumers" })
   const picture = card("Lag, last hour", worst.element)
   picture.hidden = true
@@ -61,7 +61,7 @@ export function show({ query, signal }) {
   }
 
   return livePage(pageHead("Consumers", { actions: [copyAs(actions.consumers)] }), { refresh, place, signal, scopes: "write delete" },
-    picture, h("div", { class: "toolbar" }, search, summary), h("section", { class: "card flush" }, place))
+    picture, h("div.toolbar", search, summary), h("section.card.flush", place))
 }
 
 /** The lag at each of the times: the last one that was seen; null before the first. */
@@ -116,17 +116,17 @@ function details(row, close, again) {
     formDialog(heading, (done) => make(row, done), again)
   }
   return [
-    h("dl", { class: "facts" },
+    h("dl.facts",
       fact("Topic", h("a", { href: topicLink(row.topic), on: { click: close } }, row.topic)), fact("Position", `${whole(row.seq)} of ${whole(row.head_seq)}`),
       fact("Behind", `${count(row.lag_records, "record")}${row.lag_ms ? `, the oldest for ${duration(row.lag_ms)}` : ""}`), fact("Caught up", catchUp(row)[0]),
       fact("Missed", row.lost ? count(row.lost.records, "record") : "nothing"), fact("Last commit", ago(row.updated_ms, session.now())),
-      row.meta && fact("Stored with it", h("code", {}, JSON.stringify(row.meta))), row.hold && fact("Holds records", "caps evict no record that it has not read")),
+      row.meta && fact("Stored with it", h("code", JSON.stringify(row.meta))), row.hold && fact("Holds records", "caps evict no record that it has not read")),
     row.lost && plainTable("Missed ranges", ["First missed#", "Last missed#", "Records#", "Why"], row.lost.gaps.map(({ gap_from: from, gap_to: to, reason }) => [
       num(from), num(to), num(to - from + 1), [swatch(reason), STATES[reason] ?? reason],
     ])),
-    h("p", { class: "toolbar dialog-actions" },
-      h("a", { class: "button small", href: `${topicLink(row.topic)}?at=${row.seq + 1}`, on: { click: close } }, "Show its next record"),
-      row.lost && h("a", { class: "button small", href: `${topicLink(row.topic)}?view=seq`, on: { click: close } }, "Show the timeline"),
+    h("p.toolbar.dialog-actions",
+      h("a.button.small", { href: `${topicLink(row.topic)}?at=${row.seq + 1}`, on: { click: close } }, "Show its next record"),
+      row.lost && h("a.button.small", { href: `${topicLink(row.topic)}?view=seq`, on: { click: close } }, "Show the timeline"),
       allowed("write", row.topic, () => button("Seek", act("Move the consumer", seek), { kind: "small" })),
       allowed("delete", row.topic, () => button("Delete", act("Delete the consumer", drop), { kind: "small danger" }))),
   ]
@@ -137,7 +137,7 @@ function seek(row, done) {
   const where = select([["start", "the oldest record: read everything again"], ["head", "the head: skip what is unread"], ["seq", "a seq"], ["time", "a time"]], "start", { name: "where" })
   const exact = input({ name: "exact", placeholder: "120" })
   const exactField = field("Seq", exact, "The next record that it reads.")
-  const answer = h("p", { class: "note", role: "status" })
+  const answer = h("p.note", { role: "status" })
   let wanted = 0
 
   async function find() {
@@ -162,8 +162,8 @@ function seek(row, done) {
   void find()
   const body = () => ({ seq: wanted, if_seq: row.seq })
   return form([
-    h("p", {}, h("code", {}, row.consumer), " on ", h("code", {}, row.topic), ` is at seq ${whole(row.seq)} of ${whole(row.head_seq)}.`),
-    h("div", { class: "grid" }, field("Move it to", where), exactField), answer,
+    h("p", h("code", row.consumer), " on ", h("code", row.topic), ` is at seq ${whole(row.seq)} of ${whole(row.head_seq)}.`),
+    h("div.grid", field("Move it to", where), exactField), answer,
   ], {
     label: "Move consumer",
     action: () => actions.putConsumer(row.topic, row.consumer, body()),
@@ -178,7 +178,7 @@ function seek(row, done) {
 }
 
 function drop(row, done) {
-  return form([h("p", {}, "The position of ", h("code", {}, row.consumer), " on ", h("code", {}, row.topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again.")], {
+  return form([h("p", "The position of ", h("code", row.consumer), " on ", h("code", row.topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again.")], {
     label: "Delete consumer", kind: "danger", action: () => actions.dropConsumer(row.topic, row.consumer),
     submit: async () => {
       await session.request("DELETE", consumerPath(row.topic, row.consumer))

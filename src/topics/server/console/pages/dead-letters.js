@@ -27,11 +27,11 @@ export function deadLetters({ signal, state, again }) {
   const chosen = new Set()
   const search = input({ type: "search", placeholder: "Filter by tag or data", "aria-label": "Filter dead letters by tag or data", value: query().get("filter") ?? "" })
   const grouping = select([["", "nothing"]], "", { name: "group" })
-  const groups = h("div", { class: "groups", role: "group", "aria-label": "Groups" })
+  const groups = h("div.groups", { role: "group", "aria-label": "Groups" })
   const summary = liveText()
-  const act = h("div", { class: "toolbar" })
-  const place = h("div", {}, loading("Loading"))
-  const tools = h("div", { class: "toolbar filters" }, search, field("Group by", grouping), summary, act)
+  const act = h("div.toolbar")
+  const place = h("div", loading("Loading"))
+  const tools = h("div.toolbar.filters", search, field("Group by", grouping), summary, act)
   let value = query().get("value")
   let offered = null
 
@@ -86,7 +86,7 @@ export function deadLetters({ signal, state, again }) {
     const sizes = new Map()
     if (grouping.value) for (const letter of found) sizes.set(groupOf(letter), (sizes.get(groupOf(letter)) ?? 0) + 1)
     const ranked = [...sizes].sort((a, b) => b[1] - a[1])
-    redraw(groups, ranked.slice(0, MOST_GROUPS).map(([one, size]) => button([h("b", {}, whole(size)), ` × ${one}`], () => {
+    redraw(groups, ranked.slice(0, MOST_GROUPS).map(([one, size]) => button([h("b", whole(size)), ` × ${one}`], () => {
       value = value === one ? null : one
       setQuery({ value, group: grouping.value })
       draw()
@@ -128,8 +128,8 @@ export function deadLetters({ signal, state, again }) {
           num(letter.meta.value.$dead_letter_src_seq),
           ...FACTS.map((fact) => (fact.number ? num : String)(fact.of(letter) ?? "–")),
           h("td", { title: date(letter.ts) }, ago(letter.ts, session.now())),
-          h("td", { class: "data" }, jsonFold(letter.data)),
-          h("td", { class: "row-actions" }, session.can("read write delete", state().topic) && [
+          h("td.data", jsonFold(letter.data)),
+          h("td.row-actions", session.can("read write delete", state().topic) && [
             button("Redrive", () => redrive(state(), { seqs: [letter.seq] }, again), { kind: "small", title: "Move this job back into the queue" }),
             button([icon("edit"), "Edit"], () => repair(state(), letter, again), { kind: "small", title: "Change the data, and move the job back into the queue" }),
           ]),
@@ -137,7 +137,7 @@ export function deadLetters({ signal, state, again }) {
       size > rows.length && note(`The newest ${whole(rows.length)} of ${whole(size)}. Actions apply to all ${whole(size)}.`))
   }
 
-  return { element: h("div", { class: "stack" }, tools, groups, place), refresh, size: () => letters.length }
+  return { element: h("div.stack", tools, groups, place), refresh, size: () => letters.length }
 }
 
 async function load(topic, target, signal) {
@@ -163,13 +163,13 @@ function fieldsOf(letters) {
 /** Count first, then move. */
 function redrive(state, which, again) {
   formDialog("Redrive dead letters", (done) => {
-    const place = h("div", {}, loading("Counting"))
+    const place = h("div", loading("Counting"))
     void (async () => {
       try {
         const found = await session.client.redrive(state.topic, { ...which, limit: 10_000, dryRun: true })
         if (found.redriven === 0) return void put(place, note("No dead letter of this queue was found: it may have been redriven already."))
         const more = found.caught_up ? "" : " or more"
-        const made = form([h("p", {}, h("strong", {}, `${count(found.redriven, "job")}${more}`), ` would move from ${found.dead_letter} back into ${state.topic}. Their delivery counts begin again.`)], {
+        const made = form([h("p", h("strong", `${count(found.redriven, "job")}${more}`), ` would move from ${found.dead_letter} back into ${state.topic}. Their delivery counts begin again.`)], {
           label: `Redrive ${count(found.redriven, "job")}`,
           action: () => actions.redrive(state.topic, which),
           submit: async () => {
@@ -189,7 +189,7 @@ function redrive(state, which, again) {
 }
 
 function remove(target, seqs, again) {
-  formDialog("Delete dead letters", (done) => form([h("p", {}, h("strong", {}, count(seqs.length, "dead letter")), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`)], {
+  formDialog("Delete dead letters", (done) => form([h("p", h("strong", count(seqs.length, "dead letter")), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`)], {
     label: `Delete ${count(seqs.length, "dead letter")}`, kind: "danger", action: () => actions.deleteRecords(target, { seqs }),
     submit: async () => {
       const gone = await session.client.delete(target, { seqs })

@@ -9,7 +9,7 @@ import { badge, button, code, createButton, dialog, field, form, formDialog, inp
 export const title = "Keys"
 
 export function show({ query, signal }) {
-  const place = h("section", { class: "card" }, loading("Loading keys"))
+  const place = h("section.card", loading("Loading keys"))
 
   async function refresh() {
     const { keys } = await session.get("/v0/keys", signal)
@@ -23,7 +23,7 @@ export function show({ query, signal }) {
   }
   const create = () => formDialog("Create a key", createKey, made)
   const line = ({ key, source, rights, note: text, last_used_at: used, expires_at: ends }) => {
-    const act = (label, words, send, then) => button(label, () => formDialog(`${label}: ${key}`, (done) => form([h("p", {}, words)], {
+    const act = (label, words, send, then) => button(label, () => formDialog(`${label}: ${key}`, (done) => form([h("p", words)], {
       label, kind: "danger", done, submit: async () => [`${label}: done.`, await send()],
     }).element, then), { kind: "small" })
     const path = `/v0/keys/${encodeURIComponent(key)}`
@@ -33,7 +33,7 @@ export function show({ query, signal }) {
       [...(rights.prefixes ?? []).map((one) => `${one}*`), ...(rights.names ?? [])].join(", ") || "everything",
       ago(used, session.now()),
       ends ? date(ends) : "never",
-      h("td", { class: "row-actions" }, source === "stored" && [
+      h("td.row-actions", source === "stored" && [
         act("Rotate", "The key gets a new secret. The old one is valid for another day.", () => session.request("POST", `${path}/rotate`, {}), made),
         act("Revoke", "Clients with this key are refused from now on.", () => session.request("DELETE", path), refresh),
       ], act("Revoke tokens", "All tokens that this key has made end now. The key stays valid.", () => session.request("POST", "/v0/tokens/revoke", { key }), refresh)),
@@ -46,11 +46,11 @@ function createKey(done) {
   const [key, names, ttl, text] = ["key", "names", "ttl", "note"].map((name) => input({ name, required: name === "key" }))
   const scopes = ["read", "write", "delete", "admin"].map((name) => [name, h("input", { type: "checkbox", checked: name === "read", disabled: !session.can(name) })])
   return form([
-    h("div", { class: "grid" },
+    h("div.grid",
       field("Name", key, "What this page and the log call it."), field("Note", text, "What it is for."),
       field("Topics", names, "Names, and prefixes that end with *, such as: orders, shop.* Empty: what your key covers."),
       field("Valid for", ttl, "Such as 30d. Empty: without end.")),
-    h("div", { class: "toolbar", role: "group", "aria-label": "Scopes" }, scopes.map(([name, box]) => h("label", {}, box, ` ${name}`))),
+    h("div.toolbar", { role: "group", "aria-label": "Scopes" }, scopes.map(([name, box]) => h("label", box, ` ${name}`))),
   ], {
     label: "Create key", done,
     submit: async () => {

@@ -18,7 +18,7 @@ const MOVING_MS = 60_000 // a topic without readers is shown if it was written t
 
 export function show({ signal }) {
   const summary = liveText()
-  const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Map of the system" }, loading("Loading"))
+  const picture = h("div.scroll", { tabIndex: 0, role: "region", "aria-label": "Map of the system" }, loading("Loading"))
   const readers = new Readers()
   const rates = new Rates()
 
@@ -37,7 +37,7 @@ export function show({ signal }) {
     return Math.max(3000, topics.length * 5)
   }
 
-  return livePage(pageHead("Map"), { refresh, place: picture, signal }, h("div", { class: "toolbar" }, summary), h("section", { class: "card" }, picture))
+  return livePage(pageHead("Map"), { refresh, place: picture, signal }, h("div.toolbar", summary), h("section.card", picture))
 }
 
 /** How many jobs of a queue each worker holds. */

@@ -15,7 +15,7 @@ const SHOWN = 20 // runs per pipeline
 const KINDS = { done: "good", failed: "bad", stopped: "warn", running: "" }
 
 export function show({ signal }) {
-  const place = h("div", { class: "stack" }, loading("Loading runs"))
+  const place = h("div.stack", loading("Loading runs"))
   let head = -1
 
   async function refresh() {
@@ -39,7 +39,7 @@ export function show({ signal }) {
 }
 
 function nothing() {
-  return h("section", { class: "card flush" }, empty("No pipeline has run yet", "Pipelines report their runs here. This command archives a topic to a directory:",
+  return h("section.card.flush", empty("No pipeline has run yet", "Pipelines report their runs here. This command archives a topic to a directory:",
     `topics pipeline archive --url ${location.origin} --topic orders --lake ./lake`))
 }
 
@@ -48,13 +48,13 @@ function pipeline(name, runs) {
   const lag = last.topics.reduce((sum, row) => sum + (row.lag ?? 0), 0)
   const gaps = last.topics.reduce((sum, row) => sum + (row.gaps?.length ?? 0), 0)
   return card(name, [
-    h("p", { class: "lead" }, shown(last),
+    h("p.lead", shown(last),
       ` Last run ${ago(last.started_ms)}: ${count(sum(last, "records"), "record")} of ${count(last.topics.length, "topic")}`,
       lag ? span("warn", `, ${short(lag)} behind`) : last.state === "done" ? ", up to date" : "",
       gaps ? span("warn", `, ${count(gaps, "gap")}`) : ""),
-    last.error && h("div", { class: "failure" }, h("p", {}, h("strong", {}, last.error.message)), last.next && h("p", {}, last.next)),
+    last.error && h("div.failure", h("p", h("strong", last.error.message)), last.next && h("p", last.next)),
     !last.error && last.next && note(last.next),
-    (last.warnings ?? []).map((text) => h("p", { class: "warn" }, text)),
+    (last.warnings ?? []).map((text) => h("p.warn", text)),
     plainTable(`Runs of ${name}`, ["Started", "State", "Took#", "Topics#", "Records#", "Size#", "Behind#", "Gaps#"],
       runs.slice(0, SHOWN).flatMap((run) => [
         [h("td", { title: date(run.started_ms) }, ago(run.started_ms)),
@@ -65,7 +65,7 @@ function pipeline(name, runs) {
           num(bytes(sum(run, "size_bytes"))),
           num(short(sum(run, "lag"))),
           num(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0))],
-        run.topics.length > 0 && h("tr", { class: "sub" }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
+        run.topics.length > 0 && h("tr.sub", h("td", { colSpan: 8 }, h("details", h("summary", "Topics of this run"), topics(run)))),
       ]).filter(Boolean)),
   ])
 }
@@ -77,7 +77,7 @@ function topics(run) {
       num(row.to_seq ? range(row.from_seq ?? 0, row.to_seq) : "nothing new"),
       num(row.records ?? 0),
       num(row.lag === undefined || row.lag === null ? "–" : short(row.lag)),
-      (row.gaps ?? []).map((gap) => h("div", {}, swatch(gap.reason), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`)),
+      (row.gaps ?? []).map((gap) => h("div", swatch(gap.reason), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`)),
     ]))
 }
 

@@ -69,7 +69,7 @@ export function show({ params: [name], query, signal: left }) {
     const age = oldest.jobs.length ? Math.max(session.now() - oldest.jobs[0].$ts, 0) : 0
     const wait = done > 0 ? (ready / done) * 1000 : 0
     put(problem, dead_letter_error && alarm(`Jobs cannot move to the dead-letter topic: ${dead_letter_error}`),
-      paused ? alarm(h("strong", {}, "The queue is paused."), " Workers get no jobs.")
+      paused ? alarm(h("strong", "The queue is paused."), " Workers get no jobs.")
         : ready > 0 && in_flight === 0 && done === 0 && age > IDLE_MS && noWorker(name, ready, age))
     put(pause, paused ? "Resume" : "Pause")
     figures.ready.set(whole(ready), blocked ? `${whole(blocked)} wait for their key` : "")
@@ -119,7 +119,7 @@ export function show({ params: [name], query, signal: left }) {
   const head = page.head = pageHead(name, {
     crumbs: [["Queues", "#/queues"]], badges: [badge("queue")],
     actions: [
-      h("a", { class: "button", href: topicLink(name) }, "Records and timeline"),
+      h("a.button", { href: topicLink(name) }, "Records and timeline"),
       copyAs(() => actions.jobs(name, tab === "dead" ? null : tab)),
       allowed("admin", name, () => pause),
       allowed("admin", name, () => button([icon("settings"), "Configure"], open("Configure the queue", configureTopic))),
@@ -129,7 +129,7 @@ export function show({ params: [name], query, signal: left }) {
   put(body,
     stats(...Object.values(figures)),
     card("Last hour", [unsampled, plotGrid(plots)]),
-    h("section", { class: "card" }, choices.element, list))
+    h("section.card", choices.element, list))
 
   const refused = missingNote("read", name)
   if (!refused) {
@@ -144,7 +144,7 @@ export function show({ params: [name], query, signal: left }) {
 
 function noWorker(name, ready, age) {
   return alarm(
-    h("p", {}, h("strong", {}, `${ready === 1 ? "1 job waits" : `${whole(ready)} jobs wait`}, and no worker takes ${ready === 1 ? "it" : "them"}.`), ` The oldest waits for ${duration(Math.floor(age / 1000) * 1000)}. Start a worker, or claim a job by hand:`),
+    h("p", h("strong", `${ready === 1 ? "1 job waits" : `${whole(ready)} jobs wait`}, and no worker takes ${ready === 1 ? "it" : "them"}.`), ` The oldest waits for ${duration(Math.floor(age / 1000) * 1000)}. Start a worker, or claim a job by hand:`),
     code(curl(topicPath(name, "/claim"), { node: "me" })))
 }
 
@@ -183,14 +183,14 @@ async function listed(state, kind, { signal, again }) {
       prior && num(job.priority),
       h("td", { title: date(job.$ts) }, ago(job.$ts, session.now())),
       held && h("td", { title: job.node }, job.node),
-      held && h("td", { class: "number", "data-deadline": job.deadline }, remaining(job.deadline)),
+      held && h("td.number", { "data-deadline": job.deadline }, remaining(job.deadline)),
       kind === "delayed" && h("td", { title: date(job.deliver_at ?? 0), class: "number", "data-deadline": job.deliver_at ?? 0 }, remaining(job.deliver_at ?? 0)),
       job.$tag ?? "–",
       keyed && [job.$key ?? "–", job.blocked && span("faint", " waits")],
-      moves && h("td", { class: "state", title: job.progress?.text }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
-      failed && h("td", { class: "state bad", title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
-      h("td", { class: "data" }, jsonFold(job.data)),
-      held && h("td", { class: "row-actions" },
+      moves && h("td.state", { title: job.progress?.text }, job.progress ? [h("progress", { value: job.progress.share, "aria-label": `Progress of job ${job.$seq}` }), ` ${Math.round(job.progress.share * 100)} % ${job.progress.text ?? ""}`] : "–"),
+      failed && h("td.state.bad", { title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
+      h("td.data", jsonFold(job.data)),
+      held && h("td.row-actions",
         mayWrite && button("Return", () => act(() => session.request("POST", topicPath(name, "/nack"), lease), "nacked", `Returned job ${whole(job.$seq)} to the queue.`, again), { kind: "small", title: "nack: the job can be claimed again at once" }),
         mayWrite && button("Extend", () => act(() => session.request("POST", topicPath(name, "/extend"), { ...lease, lease_ms: state.config.lease_ms }), "extended", `Job ${whole(job.$seq)} is held for ${duration(state.config.lease_ms)} more.`, again), { kind: "small", title: "extend: the worker keeps the job for another lease" }),
         copyAs(() => actions.nack(name, lease))),

@@ -28,7 +28,7 @@ const COLUMNS = [
 export function show({ query, signal }) {
   const summary = liveText()
   const list = table({ label: "Queues", columns: COLUMNS, sortBy: "name", signal, rowKey: (row) => row.topic, class: "queues" })
-  const place = h("div", {}, loading("Loading queues"))
+  const place = h("div", loading("Loading queues"))
   const rates = new Rates()
   const waiting = new Set()
 
@@ -47,5 +47,5 @@ export function show({ query, signal }) {
   }
 
   return livePage(pageHead("Queues", { actions: [createButton("Create queue", query, () => createDialog("queue"))] }),
-    { refresh, place, signal, scopes: "admin" }, h("div", { class: "toolbar" }, summary), h("section", { class: "card flush" }, place))
+    { refresh, place, signal, scopes: "admin" }, h("div.toolbar", summary), h("section.card.flush", place))
 }

@@ -13,7 +13,7 @@ import { linkTo } from "./topics.js"
 export const title = "Routers"
 
 export function show({ query, signal }) {
-  const list = h("section", { class: "card" }, loading("Loading routers"))
+  const list = h("section.card", loading("Loading routers"))
   const readers = new Readers()
   let shown = ""
 
@@ -53,15 +53,15 @@ function rows(routers, again) {
       num(router.forwarded_total),
       num(router.rate === null ? "–" : rate(router.rate)),
       num(router.lag ? span("warn", short(router.lag)) : "0"),
-      h("td", { class: "state" }, router.last_error ? span("bad", `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
-      h("td", { class: "row-actions" },
+      h("td.state", router.last_error ? span("bad", `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
+      h("td.row-actions",
         allowed("delete", router.router, () => button("Delete", () => formDialog("Delete the router", (done) => dropRouter(router, done), again), { kind: "small danger" })),
         copyAs(() => actions.router(router.router))),
     ]), "routers")
 }
 
 function dropRouter(router, done) {
-  return form([h("p", {}, "New records of ", h("code", {}, router.source), " are not copied to ", h("code", {}, router.dest), " any more. Copies that exist stay.")], {
+  return form([h("p", "New records of ", h("code", router.source), " are not copied to ", h("code", router.dest), " any more. Copies that exist stay.")], {
     label: `Delete ${router.router}`, kind: "danger", action: () => actions.dropRouter(router.router),
     submit: async () => {
       await session.client.dropRouter(router.router)
@@ -77,9 +77,9 @@ async function preview(name, { source, filter }) {
     session.client.previewRouter(name, { source, filter }),
     session.client.diff(source, { fromSeq: 0, limit: 5, filter, includeTags: true }),
   ])
-  return h("div", { class: "preview", role: "status" },
-    h("p", {}, h("strong", {}, `${whole(found.matched)} of ${count(found.scanned, "record")}`), ` in ${source} match, ${bytes(found.bytes)}`, found.matched > 0 && `, seqs ${range(found.first_seq, found.last_seq)}`, "."),
-    sample.records.length > 0 && h("ul", { class: "sample" }, sample.records.map((record) => h("li", {},
+  return h("div.preview", { role: "status" },
+    h("p", h("strong", `${whole(found.matched)} of ${count(found.scanned, "record")}`), ` in ${source} match, ${bytes(found.bytes)}`, found.matched > 0 && `, seqs ${range(found.first_seq, found.last_seq)}`, "."),
+    sample.records.length > 0 && h("ul.sample", sample.records.map((record) => h("li",
       span("seq", whole(record.seq)), record.tag !== undefined && span("tag", record.tag), jsonLine(record.data)))))
 }
 
@@ -108,7 +108,7 @@ function createRouter(done) {
     }
   })
   return form([
-    h("div", { class: "grid" },
+    h("div.grid",
       field("Name", name, "Letters, digits and . _ - : > are allowed."),
       field("Guarantee", guarantee, "Default: at least once. Exactly once stamps each copy with its origin."),
       field("From", source, "The topic whose records are copied."),

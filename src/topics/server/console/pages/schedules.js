@@ -11,7 +11,7 @@ export const title = "Schedules"
 
 export function show({ signal }) {
   const summary = liveText()
-  const place = h("div", {}, loading("Loading schedules"))
+  const place = h("div", loading("Loading schedules"))
 
   async function refresh() {
     const rows = await listAll("/v0/schedules", "schedules", { signal })
@@ -23,7 +23,7 @@ export function show({ signal }) {
   }
 
   return livePage(pageHead("Schedules", { actions: [copyAs(actions.schedules)] }), { refresh, place, signal, scopes: "write admin" },
-    h("div", { class: "toolbar" }, summary), h("section", { class: "card" }, place))
+    h("div.toolbar", summary), h("section.card", place))
 }
 
 const HEADS = ["Schedule", "Topic", "When", "Last run", "Next run", "State", "Actions"]
@@ -46,7 +46,7 @@ function line(row, again) {
     h("td", { title: last ? date(last) : null }, last ? h("a", { href: `${topicLink(topic)}?at=${row.last_seq}` }, ago(last, session.now())) : "never"),
     h("td", { title: next ? date(next) : null }, next ? `in ${duration(Math.max(Math.ceil((next - session.now()) / 1000), 1) * 1000)}` : "–"),
     [error ? span("bad", error) : row.paused ? badge("paused", "warn") : next ? "on time" : "over", skipped > 0 && span("faint", `, ${count(skipped, "tick")} skipped`)],
-    h("td", { class: "row-actions" },
+    h("td.row-actions",
       allowed("write", topic, () => button("Run now", act(run, ({ seq }) => `Appended seq ${seq} to ${topic}.`), { kind: "small" })),
       allowed("admin", name, () => button(row.paused ? "Resume" : "Pause", act(pause, ({ paused }) => `${name} is ${paused ? "paused" : "not paused"}.`), { kind: "small" })),
       button("Next ticks", () => dialog(`Next ticks of ${name}`, () => nextTicks(name)), { kind: "small" })),
@@ -54,7 +54,7 @@ function line(row, again) {
 }
 
 function nextTicks(name) {
-  const place = h("div", {}, loading("Loading"))
+  const place = h("div", loading("Loading"))
   session.request("POST", schedulePath(name, "/preview"), {}).then(
     ({ times }) => put(place, times.length ? plainTable("Next ticks", ["In the zone of the schedule", "Here", "In#"], times.map(({ at, local }) => [local, date(at), num(duration(Math.max(at - session.now(), 0)))])) : empty("No more ticks", "The schedule has ended.")),
     (error) => put(place, failure(error)))

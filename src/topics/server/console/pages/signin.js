@@ -10,7 +10,7 @@ export function show({ done }) {
   const key = input({ type: "password", required: true, autocomplete: "current-password", name: "key" })
   const wrong = session.key ? note("The server did not accept the key of this tab.") : null
   const made = form([
-    h("p", {}, "This server asks for an API key."),
+    h("p", "This server asks for an API key."),
     wrong,
     field("API key", key, "It stays in this tab, and is sent to this server only, in a header."),
   ], {
@@ -29,8 +29,8 @@ export function show({ done }) {
     },
   })
   setTimeout(() => key.focus())
-  return h("div", { class: "sign-in card" }, h("h1", {}, "Sign in"), made.element,
-    h("details", {}, h("summary", {}, "Where do I get a key?"),
-      h("p", {}, "The operator of the server sets the keys when it starts. A key has scopes, and may have prefixes:"),
+  return h("div.sign-in.card", h("h1", "Sign in"), made.element,
+    h("details", h("summary", "Where do I get a key?"),
+      h("p", "The operator of the server sets the keys when it starts. A key has scopes, and may have prefixes:"),
       code("TOPICS_API_KEYS='a-long-secret:read+write+delete+admin' topics serve")))
 }

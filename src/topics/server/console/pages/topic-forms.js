@@ -129,8 +129,8 @@ export function createTopic(done, { type = "log" } = {}) {
   const kind = select([["log", "log: every reader gets every record"], ["queue", "queue: each job goes to one worker"]], type, { name: "type" })
   const controls = (safe) => Object.fromEntries(Object.keys(OPTIONS).map((option) => [option, control(option, safe[option] ?? null)]))
   const made = { log: controls({}), queue: controls(SAFE) }
-  const first = h("div", { class: "grid" })
-  const rest = h("div", { class: "grid" })
+  const first = h("div.grid")
+  const rest = h("div.grid")
   const options = () => optionsOf(kind.value).map((option) => made[kind.value][option])
   const arrange = () => {
     const shown = FIRST[kind.value].map((option) => made[kind.value][option])
@@ -141,10 +141,10 @@ export function createTopic(done, { type = "log" } = {}) {
   arrange()
   const config = () => changed(options(), null, kind.value)
   return form([
-    h("div", { class: "grid" },
+    h("div.grid",
       field("Name", name, "Letters, digits and . _ - : are allowed, up to 255 characters. Use : to group names, such as chat:general."),
       field("Type", kind, "The type cannot change later.")),
-    first, h("details", { class: "more" }, h("summary", {}, "Advanced"), rest),
+    first, h("details.more", h("summary", "Advanced"), rest),
   ], {
     label: "Create topic",
     action: () => actions.putTopic(name.value || "NAME", config()),
@@ -160,7 +160,7 @@ export function createTopic(done, { type = "log" } = {}) {
 export function configureTopic(state, done) {
   const made = optionsOf(state.type).map((name) => control(name, state.config[name]))
   const config = () => changed(made, state.config)
-  return form([note("Only the options that you change are sent. A smaller cap or a shorter time removes records at once; readers that missed them get a tombstone."), h("div", { class: "grid" }, made.map((one) => one.element))], {
+  return form([note("Only the options that you change are sent. A smaller cap or a shorter time removes records at once; readers that missed them get a tombstone."), h("div.grid", made.map((one) => one.element))], {
     label: "Save changes",
     action: () => actions.putTopic(state.topic, config()),
     submit: async () => {
@@ -190,7 +190,7 @@ export function writeRecord(state, done) {
   })
   return form([
     field("Data, any JSON value", data),
-    h("div", { class: "grid" },
+    h("div.grid",
       field("Tag", tag, "Optional. Groups records, to filter and delete them."),
       field("Node", node, "Optional. Names the writer."),
       queue && field("Priority", priority, "0 to 9; a higher one is delivered first. Default: 0."),
@@ -226,7 +226,7 @@ export function deleteRecords(state, done) {
   for (const control of [match, before]) control.addEventListener("input", reset)
   const made = form([
     note("Readers skip deleted records without a gap. This cannot be undone."),
-    h("div", { class: "grid" },
+    h("div.grid",
       field("Tag", match, "Exactly this tag; with * at the end, every tag that begins so."),
       field("Before seq", before, "Only records with a lower seq.")),
     answer,
@@ -247,7 +247,7 @@ export function deleteRecords(state, done) {
           put(answer, failure(error))
         }
       }, { kind: "danger" })
-      put(answer, h("p", {}, h("strong", {}, count(found.deleted, "record")), " would be deleted."), go)
+      put(answer, h("p", h("strong", count(found.deleted, "record")), " would be deleted."), go)
       go.focus()
     },
   })
@@ -258,7 +258,7 @@ export function deleteRecords(state, done) {
 export function dropTopic(state, done) {
   const name = input({ name: "confirm", required: true })
   const made = form([
-    h("p", {}, `This deletes ${count(state.count, "record")} and the configuration of `, h("code", {}, state.topic), ". Routers from and to it are removed, too. It cannot be undone."),
+    h("p", `This deletes ${count(state.count, "record")} and the configuration of `, h("code", state.topic), ". Routers from and to it are removed, too. It cannot be undone."),
     field(`Type ${state.topic} to confirm`, name),
   ], {
     label: "Delete topic",

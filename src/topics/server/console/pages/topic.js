@@ -37,8 +37,8 @@ export function show({ params: [name], query, signal: left }) {
     write: stat("Last write"),
     keeps: stat("Keeps"),
   }
-  const settings = h("div", { class: "stack" })
-  const jobs = h("a", { class: "button", href: topicLink(name, "queues"), hidden: true }, "Jobs")
+  const settings = h("div.stack")
+  const jobs = h("a.button", { href: topicLink(name, "queues"), hidden: true }, "Jobs")
   put(body, loading("Loading"))
   const list = { refresh: () => {}, again: () => {}, jump: () => {} }
   const onPick = (seq) => list.jump(seq)
@@ -127,7 +127,7 @@ export function show({ params: [name], query, signal: left }) {
     Object.assign(list, records(name, { signal, query, state: () => state }))
     put(body,
       stats(...Object.values(figures)),
-      h("section", { class: "card" }, choices.element, panel),
+      h("section.card", choices.element, panel),
       card("Records", list.element),
       card("Configuration", settings))
     choices.set(view)
@@ -157,7 +157,7 @@ function schemas({ schema, schema_versions: versions = [] }) {
   const show = () => put(place, jsonTree(Json.parse(JSON.stringify(versions[chosen.value]))))
   const chosen = select(versions.map((_, at) => [at, `Schema, version ${at + 1}${schema && at === versions.length - 1 ? "" : ", not in use"}`]).reverse(), versions.length - 1, { "aria-label": "Version of the schema", on: { change: show } })
   show()
-  return h("div", {}, h("div", { class: "filters" }, chosen), place)
+  return h("div", h("div.filters", chosen), place)
 }
 
 function describe(place, state) {
@@ -165,5 +165,5 @@ function describe(place, state) {
   const text = JSON.stringify([rows, state.config.schema_versions])
   if (place.dataset.shown === text) return
   place.dataset.shown = text
-  put(place, h("dl", { class: "settings" }, rows.map(([label, value, standard]) => h("div", {}, h("dt", {}, label), h("dd", { class: standard ? "faint" : "" }, value)))), schemas(state.config))
+  put(place, h("dl.settings", rows.map(([label, value, standard]) => h("div", h("dt", label), h("dd", { class: standard ? "faint" : "" }, value)))), schemas(state.config))
 }

@@ -56,7 +56,7 @@ export function show({ query, signal }) {
   const summary = liveText()
   const sort = query.get("sort") ?? "name"
   const list = table({ label: "Topics", columns: COLUMNS, sortBy: sort.replace("-", ""), descending: sort.startsWith("-"), onSort: (key) => setQuery({ sort: key === "name" ? null : key }), signal, rowKey: (row) => row.topic, class: "topics" })
-  const place = h("div", {}, loading("Loading topics"))
+  const place = h("div", loading("Loading topics"))
   const rates = new Rates()
   let all = null
 
@@ -78,5 +78,5 @@ export function show({ query, signal }) {
   }
 
   return livePage(pageHead("Topics", { actions: [copyAs(actions.listTopics), createButton("Create topic", query, () => createDialog("log"))] }),
-    { refresh, place, signal, scopes: "admin" }, h("div", { class: "toolbar" }, search, summary), h("section", { class: "card flush" }, place))
+    { refresh, place, signal, scopes: "admin" }, h("div.toolbar", search, summary), h("section.card.flush", place))
 }

@@ -27,9 +27,9 @@ export function activity(topic, { signal, state, query, onPick }) {
   let marks = []
   let asked = 0
 
-  const canvas = svg("svg", { class: "chart activity", tabindex: 0, role: "application" })
+  const canvas = svg("svg.chart.activity", { tabindex: 0, role: "application" })
   const { frame, showTip, setHeight, width } = chartFrame(canvas, () => draw(), signal)
-  const legend = h("ul", { class: "states" })
+  const legend = h("ul.states")
   const shownWindow = liveText()
   const spans = segmented("Time range", SPANS.map(([name]) => [name, name]), null, (name) => {
     span = name
@@ -41,7 +41,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     draw()
   })
   const out = button("Zoom out", () => look(null), { kind: "small", hidden: true })
-  const element = h("div", { class: "timeline-box" }, h("div", { class: "toolbar" }, spans.element, units.element, out, shownWindow), frame, legend)
+  const element = h("div.timeline-box", h("div.toolbar", spans.element, units.element, out, shownWindow), frame, legend)
 
   const x = (ts) => ((ts - data.from) / (data.to - data.from)) * width()
   const barAt = (ts) => data.bars[Math.min(Math.floor(((ts - data.from) / (data.to - data.from)) * data.bars.length), data.bars.length - 1)]
@@ -99,7 +99,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     const perSecond = (amount) => (unit === "bytes" ? `${bytes(amount / seconds)}/s` : rate(amount / seconds))
     const quiet = bars.every((bar) => bar.last < bar.first)
     put(canvas,
-      [1, 0.5].map((part) => svg("line", { class: "grid", x1: 0, x2: wide, y1: HEIGHT - y(most * part), y2: HEIGHT - y(most * part) })),
+      [1, 0.5].map((part) => svg("line.grid", { x1: 0, x2: wide, y1: HEIGHT - y(most * part), y2: HEIGHT - y(most * part) })),
       bars.map((bar, at) => {
         let base = HEIGHT
         const cut = Math.min(most / Math.max(value(bar), 1), 1)
@@ -110,13 +110,13 @@ export function activity(topic, { signal, state, query, onPick }) {
           return svg("rect", { class: `state ${one}`, x: (at * slot + 0.5).toFixed(1), width: Math.max(slot - 1.5, 0.8).toFixed(1), y: base.toFixed(1), height: tall.toFixed(1) })
         })
       }),
-      bars.map((bar, at) => value(bar) > most && svg("path", { class: "cut", d: `M${at * slot} 24l${slot} -6v4l${-slot} 6z` }, svg("title", {}, "higher than this scale"))),
-      svg("line", { class: "base", x1: 0, x2: wide, y1: HEIGHT, y2: HEIGHT }),
-      !quiet && svg("text", { class: "tick", x: 0, y: 12 }, perSecond(most)),
-      quiet && svg("text", { class: "tick", x: wide / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "no record of this time: choose a longer range"),
+      bars.map((bar, at) => value(bar) > most && svg("path.cut", { d: `M${at * slot} 24l${slot} -6v4l${-slot} 6z` }, svg("title", "higher than this scale"))),
+      svg("line.base", { x1: 0, x2: wide, y1: HEIGHT, y2: HEIGHT }),
+      !quiet && svg("text.tick", { x: 0, y: 12 }, perSecond(most)),
+      quiet && svg("text.tick", { x: wide / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "no record of this time: choose a longer range"),
       drawMarks(placed, { top: 0, bar: HEIGHT, label: HEIGHT + 40 }),
       timeTicks(wide),
-      selected && svg("rect", { class: "selection", x: x(selected[0]), y: 0, width: x(selected[1]) - x(selected[0]) + 1, height: HEIGHT }))
+      selected && svg("rect.selection", { x: x(selected[0]), y: 0, width: x(selected[1]) - x(selected[0]) + 1, height: HEIGHT }))
     describe(seconds, most, perSecond)
   }
 
@@ -146,7 +146,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     for (const bar of data.bars) for (const [one, amount] of Object.entries(bar.states)) sums[one] = (sums[one] ?? 0) + amount
     const current = marks.filter((mark) => !mark.lag).map((mark) => mark.name)
     const written = data.bars.reduce((sum, bar) => sum + bar.last - bar.first + 1, 0)
-    put(legend, legendOf(sums), current.length > 0 && h("li", {}, `Up to date: ${current.join(", ")}`))
+    put(legend, legendOf(sums), current.length > 0 && h("li", `Up to date: ${current.join(", ")}`))
     const sameDay = data.to - data.from < 864e5
     const text = `${sameDay ? clock(data.from) : date(data.from)} to ${sameDay ? clock(data.to) : date(data.to)}: ${count(written, "record")}, a bar is ${duration(Math.round(seconds) * 1000 || 1000)}`
     put(shownWindow, text)
@@ -157,10 +157,10 @@ export function activity(topic, { signal, state, query, onPick }) {
     const bar = barAt(ts)
     const seconds = (bar.to - bar.from) / 1000
     const size = bar.last - bar.first + 1
-    showTip(event, h("div", { class: "time" }, `${bar.to - bar.from < 6e5 ? clock(bar.from) : date(bar.from)} to ${clock(bar.to)}`),
-      size <= 0 ? h("div", {}, "no records") : [
-        h("b", {}, `${count(size, "record")}, ${rate(size / seconds)}, ${bytes(bar.bytes / seconds)}/s`), h("div", {}, `Seqs ${range(bar.first, bar.last)}${unread(marks, bar.last)}`),
-        Object.entries(STATES).filter(([one]) => one !== "live" && bar.states[one] >= 0.5).map(([one, text]) => h("div", {}, swatch(one), `${short(bar.states[one])} ${LOST.has(one) ? "lost: " : ""}${text.toLowerCase()}`)),
+    showTip(event, h("div.time", `${bar.to - bar.from < 6e5 ? clock(bar.from) : date(bar.from)} to ${clock(bar.to)}`),
+      size <= 0 ? h("div", "no records") : [
+        h("b", `${count(size, "record")}, ${rate(size / seconds)}, ${bytes(bar.bytes / seconds)}/s`), h("div", `Seqs ${range(bar.first, bar.last)}${unread(marks, bar.last)}`),
+        Object.entries(STATES).filter(([one]) => one !== "live" && bar.states[one] >= 0.5).map(([one, text]) => h("div", swatch(one), `${short(bar.states[one])} ${LOST.has(one) ? "lost: " : ""}${text.toLowerCase()}`)),
       ])
   }
 

@@ -4,27 +4,34 @@
 
 const SVG = "http://www.w3.org/2000/svg"
 
-/** Create an HTML element. Props: `class`, `on` (listeners), properties of the element, or attributes with a dash. */
-export function h(tag, props = {}, ...children) {
-  return fill(document.createElement(tag), props, children)
+/**
+ * Create an HTML element: `h("div.toolbar", { hidden: true }, ...children)`. Props may be left out: `on` (listeners),
+ * properties of the element, or attributes with a dash.
+ */
+export function h(name, ...content) {
+  return fill(name, content, (tag) => document.createElement(tag))
 }
 
 /** Create an SVG element. All props but `on` are attributes. */
-export function svg(tag, props = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), props, children)
+export function svg(name, ...content) {
+  return fill(name, content, (tag) => document.createElementNS(SVG, tag))
 }
 
 const isNothing = (value) => value === null || value === undefined || value === false
 const ATTRIBUTE = /-|^(class|role|for|list)$/
 
-function fill(element, props, children) {
+function fill(name, content, create) {
+  const [tag, ...classes] = name.split(".")
+  const element = create(tag)
+  const props = content[0]?.constructor === Object ? content.shift() : {}
+  if (classes.length) element.setAttribute("class", classes.join(" "))
   for (const [name, value] of Object.entries(props)) {
     if (isNothing(value)) continue
     if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener)
     else if (element.namespaceURI === SVG || ATTRIBUTE.test(name)) element.setAttribute(name, String(value))
     else element[name] = value
   }
-  return add(element, children)
+  return add(element, content)
 }
 
 function add(element, children) {
@@ -64,7 +71,7 @@ export function setText(element, text) {
 
 /** An element that only screen readers present. */
 export function hidden(text) {
-  return h("span", { class: "visually-hidden" }, text)
+  return h("span.visually-hidden", text)
 }
 
 const ROWS = ".record > summary, .rows .name :is(a, button), tbody [data-row]"

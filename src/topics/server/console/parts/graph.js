@@ -21,8 +21,8 @@ export function graph(nodes, edges, label) {
   const x = (place) => 2 + place.column * (BOX.width + GAP.x)
   const y = (place) => 6 + place.row * (BOX.height + GAP.y)
   const drawn = new Map()
-  return svg("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label },
-    svg("defs", {}, svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { d: "M0 0L8 4L0 8Z", class: "arrow-head" }))),
+  return svg("svg.graph", { viewBox: `0 0 ${width} ${height}`, width, height, role: "group", "aria-label": label },
+    svg("defs", svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path.arrow-head", { d: "M0 0L8 4L0 8Z" }))),
     edges.map((edge) => {
       const [from, to] = [places.get(edge.from), places.get(edge.to)]
       const pair = `${edge.from} ${edge.to}`
@@ -39,7 +39,7 @@ export function graph(nodes, edges, label) {
       return svg("g", { class: `edge ${edge.kind ?? ""}` },
         svg("path", { d: path, "marker-end": "url(#arrow)" }),
         svg("text", { x: at[0], y: at[1], "text-anchor": back ? "middle" : "end" }, edge.label),
-        svg("title", {}, edge.title))
+        svg("title", edge.title))
     }),
     nodes.map((node) => {
       const place = places.get(node.id)
@@ -47,8 +47,8 @@ export function graph(nodes, edges, label) {
       const content = [
         svg("rect", { x: left, y: top, width: BOX.width, height: BOX.height, rx: node.kind === "reader" ? BOX.height / 2 : 6 }),
         svg("text", { x: left + 14, y: top + (node.detail ? 17 : BOX.height / 2 + 4) }, cut(node.label)),
-        node.detail && svg("text", { class: "detail", x: left + 14, y: top + 32 }, node.detail),
-        svg("title", {}, `${node.label}${node.detail ? `, ${node.detail}` : ""}`),
+        node.detail && svg("text.detail", { x: left + 14, y: top + 32 }, node.detail),
+        svg("title", `${node.label}${node.detail ? `, ${node.detail}` : ""}`),
       ]
       return node.href ? svg("a", { href: node.href, class: `box ${node.kind ?? ""}` }, content) : svg("g", { class: `box ${node.kind ?? ""}` }, content)
     }))
@@ -64,13 +64,13 @@ export function outline(nodes, edges, label) {
     const first = !shown.has(node.id)
     shown.add(node.id)
     const next = first ? edges.filter(({ from }) => from === node.id) : []
-    return h("li", {}, h("div", {}, h(node.href ? "a" : "span", { href: node.href }, node.label), edge?.label && h("span", { class: `count ${{ behind: "warn", held: "bad" }[edge.kind] ?? ""}` }, edge.label), node.detail && span("faint", node.detail)),
-      next.length > 0 && h("ul", {}, next.map((one) => item(byId.get(one.to), one))))
+    return h("li", h("div", h(node.href ? "a" : "span", { href: node.href }, node.label), edge?.label && h("span", { class: `count ${{ behind: "warn", held: "bad" }[edge.kind] ?? ""}` }, edge.label), node.detail && span("faint", node.detail)),
+      next.length > 0 && h("ul", next.map((one) => item(byId.get(one.to), one))))
   }
   const targets = new Set(edges.map(({ to }) => to))
   const roots = nodes.filter(({ id }) => !targets.has(id)).map((node) => item(node))
   for (const node of nodes) if (!shown.has(node.id)) roots.push(item(node)) // what is left lies on cycles
-  return h("ul", { class: "outline", "aria-label": label }, roots)
+  return h("ul.outline", { "aria-label": label }, roots)
 }
 
 /** Give every node a column, by its distance from a source, and a row, so that edges to the right do not cross. */

@@ -10,7 +10,7 @@ const LINE = 400
 
 /** One line of a payload with colours, cut at a few hundred characters. */
 export function jsonLine(json) {
-  return h("code", { class: "json line" }, paint(compact(json.source, LINE)))
+  return h("code.json.line", paint(compact(json.source, LINE)))
 }
 
 const TOKEN = /("(?:[^"\\]|\\.)*"?)(\s*:)?|(-?\d[\d.eE+-]*)|(true|false|null)/g
@@ -37,29 +37,29 @@ export function jsonFold(json) {
 
 /** A tree of a payload. Objects and arrays open and close; the first two levels are open. */
 export function jsonTree(json) {
-  return h("div", { class: "json tree" }, branch(null, json.node, 0, true))
+  return h("div.json.tree", branch(null, json.node, 0, true))
 }
 
 function branch(name, node, depth, last) {
   const comma = last ? "" : ","
   const label = name === null ? [] : [span("key", name), ": "]
-  if (node.source !== undefined) return h("div", { class: "leaf" }, label, scalar(node.source), comma)
+  if (node.source !== undefined) return h("div.leaf", label, scalar(node.source), comma)
   const { entries, open, close } = node
-  if (entries.length === 0) return h("div", { class: "leaf" }, label, open + close, comma)
-  const inner = h("div", { class: "inner" })
+  if (entries.length === 0) return h("div.leaf", label, open + close, comma)
+  const inner = h("div.inner")
   let filled = 0
   const more = () => {
     const next = entries.slice(filled, filled + MANY)
     filled += next.length
     inner.append(...next.map(([key, item], at) => branch(key, item, depth + 1, filled - next.length + at === entries.length - 1)))
     if (filled < entries.length) {
-      const rest = h("button", { type: "button", class: "link", on: { click: () => (rest.remove(), more()) } }, `${entries.length - filled} more`)
+      const rest = h("button.link", { type: "button", on: { click: () => (rest.remove(), more()) } }, `${entries.length - filled} more`)
       inner.append(rest)
     }
   }
   const details = h("details", { on: { toggle: () => details.open && filled === 0 && more() } },
-    h("summary", {}, label, open, span("folded", `… ${count(entries.length, open === "[" ? "item" : "field")} ${close}${comma}`)),
-    inner, h("div", { class: "close" }, close, comma))
+    h("summary", label, open, span("folded", `… ${count(entries.length, open === "[" ? "item" : "field")} ${close}${comma}`)),
+    inner, h("div.close", close, comma))
   if (depth < 2) {
     details.open = true
     more()
@@ -71,6 +71,6 @@ function scalar(text) {
   const kind = text[0] === '"' ? "string" : /[-0-9]/.test(text[0]) ? "number" : "word"
   if (text.length <= LONG_STRING) return span(kind, text)
   const shown = span(kind, `${text.slice(0, LONG_STRING)}…`)
-  const all = h("button", { type: "button", class: "link", on: { click: () => (put(shown, text), all.remove()) } }, `show all ${text.length} characters`)
-  return h("span", {}, shown, " ", all)
+  const all = h("button.link", { type: "button", on: { click: () => (put(shown, text), all.remove()) } }, `show all ${text.length} characters`)
+  return h("span", shown, " ", all)
 }

@@ -50,7 +50,7 @@ export function listenToKeys(main, { pages, actions }) {
 }
 
 export function showKeys() {
-  dialog("Keys", () => h("dl", { class: "facts keys" }, KEYS.map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)])))
+  dialog("Keys", () => h("dl.facts.keys", KEYS.map(([key, text]) => [h("dt", h("kbd", key)), h("dd", text)])))
 }
 
 /** Open the palette. Topics are listed while one types. */
@@ -61,7 +61,7 @@ export function openPalette(pages, actions) {
     ...pages.map(([label, href, sign]) => ({ label, kind: "page", sign, run: () => (location.hash = href) })),
     ...actions.map(([label, run, sign]) => ({ label, kind: "action", sign, run })),
   ]
-  const list = h("div", { role: "listbox", id: "palette-list", class: "palette-list", "aria-label": "Results" })
+  const list = h("div.palette-list", { role: "listbox", id: "palette-list", "aria-label": "Results" })
   const search = h("input", {
     type: "text", role: "combobox", class: "palette-input", placeholder: "Go to a page, a topic or an action", autocomplete: "off", spellcheck: false,
     "aria-label": "Go to a page, a topic or an action", "aria-controls": list.id, "aria-expanded": "true", "aria-autocomplete": "list",
@@ -96,7 +96,7 @@ export function openPalette(pages, actions) {
       role: "option", id: `palette-${at}`, class: "palette-entry", "aria-selected": String(at === chosen),
       on: { click: () => choose(entry), pointermove: () => chosen !== at && ((chosen = at), draw()) },
     }, icon(entry.sign), span("label", entry.label), span("faint", entry.kind))),
-    found.length === 0 && h("p", { class: "note" }, "Nothing matches."))
+    found.length === 0 && h("p.note", "Nothing matches."))
     search.setAttribute("aria-activedescendant", found.length ? `palette-${chosen}` : "")
   }
 

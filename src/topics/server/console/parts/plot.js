@@ -19,13 +19,13 @@ export function plot(title, { format, spanMs = 3_600_000, gapMs = 15_000, floor 
   const top = span("axis top")
   const from = span("axis from")
   const to = span("axis to", "now")
-  const tip = h("div", { class: "tip", hidden: true })
-  const line = h("div", { class: "cross", hidden: true })
-  const legend = h("div", { class: "legend" })
-  const frame = h("div", { class: "plot-frame" }, canvas, top, line, tip)
-  const element = h("figure", { class: "plot" },
-    h("figcaption", {}, span("name", title), current), frame,
-    h("div", { class: "axis-row", "aria-hidden": "true" }, from, legend, to))
+  const tip = h("div.tip", { hidden: true })
+  const line = h("div.cross", { hidden: true })
+  const legend = h("div.legend")
+  const frame = h("div.plot-frame", canvas, top, line, tip)
+  const element = h("figure.plot",
+    h("figcaption", span("name", title), current), frame,
+    h("div.axis-row", { "aria-hidden": "true" }, from, legend, to))
   let drawn = null
   const shown = (value) => (value === null ? "–" : format(value))
 
@@ -40,8 +40,8 @@ export function plot(title, { format, spanMs = 3_600_000, gapMs = 15_000, floor 
     line.style.left = `${left}%`
     tip.classList.toggle("left", left > 60)
     tip.style.left = `${left}%`
-    put(tip, h("div", { class: "time" }, clock(drawn.times[at])), drawn.series.map((one) => h("div", {},
-      swatch(one.color), one.name, h("b", {}, shown(one.values[at])))))
+    put(tip, h("div.time", clock(drawn.times[at])), drawn.series.map((one) => h("div",
+      swatch(one.color), one.name, h("b", shown(one.values[at])))))
   })
   frame.addEventListener("pointerleave", () => (line.hidden = tip.hidden = true))
 
@@ -57,11 +57,11 @@ export function plot(title, { format, spanMs = 3_600_000, gapMs = 15_000, floor 
       const most = Math.max(floor, ...series.flatMap((one) => one.values))
       const scale = binary ? nice(most / binaryUnit(most)) * binaryUnit(most) : format === duration ? niceTime(most) : nice(most)
       drawn = { times, series, start, end }
-      put(canvas, [TOP, (TOP + HEIGHT) / 2].map((y) => svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y })),
+      put(canvas, [TOP, (TOP + HEIGHT) / 2].map((y) => svg("line.grid", { x1: 0, x2: WIDTH, y1: y, y2: y })),
         series.map((one) => strokes(times, one, { start, end, scale, gapMs })))
       put(top, format(scale))
       put(from, shortClock(start))
-      put(legend, series.length > 1 ? series.map((one) => h("span", {}, swatch(one.color), one.name)) : "")
+      put(legend, series.length > 1 ? series.map((one) => h("span", swatch(one.color), one.name)) : "")
       const last = series.map((one) => one.values.at(-1) ?? null)
       put(current, times.length ? series.map((one, at) => h("span", { title: one.name }, series.length > 1 && swatch(one.color), shown(last[at]))) : "no samples yet")
       canvas.setAttribute("aria-label", times.length
@@ -73,7 +73,7 @@ export function plot(title, { format, spanMs = 3_600_000, gapMs = 15_000, floor 
 
 /** Plots by name, beside each other. */
 export function plotGrid(plots) {
-  return h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))
+  return h("div.plots", Object.values(plots).map((one) => one.element))
 }
 
 function strokes(times, { values, color, area }, { start, end, scale, gapMs }) {

@@ -29,7 +29,7 @@ export function records(topic, { signal, state, query }) {
   let stop = null
   let turn = 0 // of the newest page: an older one that arrives late is not shown
   let opened = Number(query.get("open") ?? 0)
-  const list = h("div", { class: "records", role: "log", "aria-label": `Records of ${topic}`, "aria-live": "off" })
+  const list = h("div.records", { role: "log", "aria-label": `Records of ${topic}`, "aria-live": "off" })
   const status = liveText()
   const problem = h("div")
   const jump = input({ name: "jump", placeholder: "120, 14:05, 10m ago", size: 16, value: query.get("at") ?? "" })
@@ -47,8 +47,7 @@ export function records(topic, { signal, state, query }) {
   const filters = () => ({ filter: filterOf(tag.value, where.value), node: node.value.trim() || undefined })
   const view = () => ({ includeTags: true, ...filters() })
 
-  const toolbar = h("form", {
-    class: "toolbar filters",
+  const toolbar = h("form.toolbar.filters", {
     on: {
       submit: (event) => {
         event.preventDefault()
@@ -56,9 +55,9 @@ export function records(topic, { signal, state, query }) {
       },
     },
   },
-  h("div", { class: "group" }, pause, older, newer, latest),
+  h("div.group", pause, older, newer, latest),
   field("Jump to seq or time", jump), field("Tag", tag), field("Where", where), field("Not from node", node),
-  h("button", { type: "submit", class: "visually-hidden", tabIndex: -1 }, "Show"), // Enter sends a form that has one
+  h("button.visually-hidden", { type: "submit", tabIndex: -1 }, "Show"), // Enter sends a form that has one
   copyAs(() => (mode === "tail" ? actions.follow(topic, { ...filters(), include_tags: true }) : actions.read(topic, { from_seq: Math.max(first - 1, 0), limit: PAGE, include_tags: true, ...filters() }))))
   const typed = debounce(() => signal.aborted || reload())
   for (const control of [tag, where, node]) control.addEventListener("input", typed)
@@ -239,7 +238,7 @@ export function records(topic, { signal, state, query }) {
   function addRows(items, skipped) {
     const near = list.scrollHeight - list.scrollTop - list.clientHeight < 60
     list.querySelector(".empty")?.remove()
-    if (skipped) list.append(h("div", { class: "between" }, `${count(skipped, "record")} came faster than this page shows: use Older to see them`))
+    if (skipped) list.append(h("div.between", `${count(skipped, "record")} came faster than this page shows: use Older to see them`))
     list.append(...items.map((item) => {
       const made = row(item)
       if (items.length <= FEW) made.classList.add("fresh") // a stream of flashes would only distract
@@ -256,7 +255,7 @@ export function records(topic, { signal, state, query }) {
   if (jump.value) void page(() => readFrom(jump.value.trim()))
   else restart()
   return {
-    element: h("div", {}, toolbar, problem, status, list),
+    element: h("div", toolbar, problem, status, list),
     /** Show the records from a seq or time on. */
     jump: (wanted) => {
       jump.value = String(wanted)
@@ -272,32 +271,32 @@ export function records(topic, { signal, state, query }) {
 function drawn(item, { onToggle, onTag }) {
   if (item instanceof Gap) {
     return h("div", { class: `between gap ${item.reason}` },
-      h("strong", {}, `Seqs ${range(item.firstSeq, item.lastSeq)} are missing`), ` ${STATES[item.reason] ?? item.reason}`,
+      h("strong", `Seqs ${range(item.firstSeq, item.lastSeq)} are missing`), ` ${STATES[item.reason] ?? item.reason}`,
       item.missed !== undefined && `, about ${count(item.missed, "record")} lost`)
   }
-  const details = h("details", {
-    class: "record", "data-seq": item.seq,
+  const details = h("details.record", {
+    "data-seq": item.seq,
     on: {
       toggle: () => {
         if (details.open && details.childElementCount === 1) details.append(expanded(item, onTag))
         onToggle(item.seq, details.open)
       },
     },
-  }, h("summary", {},
+  }, h("summary",
     span("seq", whole(item.seq)),
     h("time", { title: date(item.ts), dateTime: new Date(item.ts).toISOString() }, clock(item.ts)),
-    span("labels", item.tag !== undefined && h("span", { class: "tag", title: `Show only ${item.tag}`, on: { click: (event) => (event.preventDefault(), onTag(item.tag)) } }, item.tag), item.node !== undefined && span("node", item.node)),
+    span("labels", item.tag !== undefined && h("span.tag", { title: `Show only ${item.tag}`, on: { click: (event) => (event.preventDefault(), onTag(item.tag)) } }, item.tag), item.node !== undefined && span("node", item.node)),
     jsonLine(item.data)))
   return details
 }
 
 function expanded(item, onTag) {
-  return h("div", { class: "expanded" },
-    h("dl", { class: "facts" },
+  return h("div.expanded",
+    h("dl.facts",
       fact("Seq", whole(item.seq)), fact("Committed", date(item.ts)), item.tag !== undefined && fact("Tag", item.tag), item.node !== undefined && fact("Node", item.node)),
-    h("h3", {}, "Data"), jsonTree(item.data),
-    item.meta !== undefined && [h("h3", {}, "Meta"), jsonTree(item.meta)],
-    h("div", { class: "toolbar" }, copyButton(() => indent(item.data.node), "Copy data"), copyButton(() => location.href, "Copy link"),
+    h("h3", "Data"), jsonTree(item.data),
+    item.meta !== undefined && [h("h3", "Meta"), jsonTree(item.meta)],
+    h("div.toolbar", copyButton(() => indent(item.data.node), "Copy data"), copyButton(() => location.href, "Copy link"),
       item.tag !== undefined && button("Only this tag", () => onTag(item.tag), { kind: "small" })))
 }
 

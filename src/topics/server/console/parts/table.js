@@ -12,9 +12,9 @@ const SPARE_ROWS = 8
 export function table({ label, columns, sortBy, descending = false, rowKey, signal, class: extra = "", onSort = null }) {
   let rows = []
   let order = { key: sortBy, down: descending }
-  const head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 })
-  const space = h("div", { class: "space", role: "presentation" })
-  const body = h("div", { class: "rows", role: "rowgroup", tabIndex: 0, "aria-label": `${label}, rows`, on: { keydown: move } }, space)
+  const head = h("div.row.head", { role: "row", "aria-rowindex": 1 })
+  const space = h("div.space", { role: "presentation" })
+  const body = h("div.rows", { role: "rowgroup", tabIndex: 0, "aria-label": `${label}, rows`, on: { keydown: move } }, space)
   const element = h("div", { class: `table ${extra}`, role: "table", "aria-label": label }, h("div", { role: "rowgroup" }, head), body)
   const drawn = new Map()
   new ResizeObserver(draw).observe(body)
@@ -29,7 +29,7 @@ export function table({ label, columns, sortBy, descending = false, rowKey, sign
       const direction = sorted ? (order.down ? "descending" : "ascending") : null
       const text = column.sort
         ? h("button", { type: "button", "data-key": column.key, on: { click: () => sort(column) } }, column.label,
-          h("span", { class: "arrow", "aria-hidden": "true" }, sorted ? (order.down ? "↓" : "↑") : ""))
+          h("span.arrow", { "aria-hidden": "true" }, sorted ? (order.down ? "↓" : "↑") : ""))
         : column.label
       return h("div", { role: "columnheader", class: column.class ?? "", "aria-sort": direction }, text)
     }))
@@ -69,7 +69,7 @@ export function table({ label, columns, sortBy, descending = false, rowKey, sign
       let line = drawn.get(key)
       if (!line) {
         line = { cells: columns.map((column) => h("div", { role: "cell", class: column.class ?? "" })), element: null, texts: [] }
-        line.element = h("div", { class: "row", role: "row" }, line.cells)
+        line.element = h("div.row", { role: "row" }, line.cells)
         drawn.set(key, line)
         space.append(line.element)
       }

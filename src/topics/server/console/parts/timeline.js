@@ -28,18 +28,18 @@ export function timeline(topic, { signal, onPick }) {
   let marks = []
   let asked = 0
 
-  const canvas = svg("svg", {
-    class: "chart timeline", tabindex: 0, role: "application",
+  const canvas = svg("svg.chart.timeline", {
+    tabindex: 0, role: "application",
     "aria-label": `Timeline of ${topic}. Plus and minus zoom, arrow keys move, zero shows everything.`,
   })
   const { frame, showTip, setHeight, width } = chartFrame(canvas, () => draw(), signal)
-  const legend = h("ul", { class: "states" })
+  const legend = h("ul.states")
   const shownWindow = liveText()
   const listed = h("div")
-  const all = h("details", { class: "ranges", on: { toggle: () => list() } }, h("summary", {}, "Ranges as a table"), listed)
+  const all = h("details.ranges", { on: { toggle: () => list() } }, h("summary", "Ranges as a table"), listed)
   const zoom = [["Zoom in", () => scale(0.5)], ["Zoom out", () => scale(2)], ["Everything", () => look(null)]].map(([label, act]) => button(label, act, { kind: "small" }))
-  const element = h("div", { class: "timeline-box" }, frame, legend,
-    h("div", { class: "toolbar" }, zoom, shownWindow), all)
+  const element = h("div.timeline-box", frame, legend,
+    h("div.toolbar", zoom, shownWindow), all)
 
   const bounds = () => [data?.from_seq ?? 1, Math.max(data?.to_seq ?? 1, data?.from_seq ?? 1)]
   const x = (seq) => {
@@ -86,13 +86,13 @@ export function timeline(topic, { signal, onPick }) {
     setHeight(top + BAR + 34 + deep)
     const nothing = data.head_seq === 0
     put(canvas,
-      svg("rect", { class: "track", x: 0, y: top, width: wide, height: BAR, rx: 3 }),
-      nothing && svg("text", { class: "tick", x: wide / 2, y: top + BAR / 2 + 4, "text-anchor": "middle" }, "no seq was given out yet"),
+      svg("rect.track", { x: 0, y: top, width: wide, height: BAR, rx: 3 }),
+      nothing && svg("text.tick", { x: wide / 2, y: top + BAR / 2 + 4, "text-anchor": "middle" }, "no seq was given out yet"),
       pieces(data.ranges, x, top),
-      data.archived_seq >= bounds()[0] && svg("rect", { class: "archive-line", x: 0, y: top + BAR + 2, width: Math.min(x(data.archived_seq + 1), wide), height: 3 }),
+      data.archived_seq >= bounds()[0] && svg("rect.archive-line", { x: 0, y: top + BAR + 2, width: Math.min(x(data.archived_seq + 1), wide), height: 3 }),
       drawMarks(lanes, { top, bar: BAR, label: top + BAR + 40 }),
       ticks(bounds(), x, wide, top + BAR), // drawn after the marks, so that no line runs through a number
-      selected && svg("rect", { class: "selection", x: x(selected[0]), y: top, width: x(selected[1]) - x(selected[0]) + 1, height: BAR }))
+      selected && svg("rect.selection", { x: x(selected[0]), y: top, width: x(selected[1]) - x(selected[0]) + 1, height: BAR }))
     describe()
     list()
   }
@@ -100,7 +100,7 @@ export function timeline(topic, { signal, onPick }) {
   function describe() {
     const sums = {}
     for (const { state, from_seq: first, to_seq: last } of data.ranges) sums[state] = (sums[state] ?? 0) + last - first + 1
-    put(legend, legendOf(sums), data.archived_seq > 0 && h("li", {}, h("i", { class: "swatch archive-line" }), "In the archive up to ", h("b", {}, whole(data.archived_seq))))
+    put(legend, legendOf(sums), data.archived_seq > 0 && h("li", h("i.swatch.archive-line"), "In the archive up to ", h("b", whole(data.archived_seq))))
     const [from, to] = bounds()
     put(shownWindow, data.head_seq === 0 ? "" : `Seqs ${range(from, to)}${view ? ` of ${whole(data.head_seq)}` : ""}${data.resolution > 1 ? `, in cells of ${count(data.resolution, "seq")}: zoom in for exact ranges` : ", exact"}`)
     canvas.setAttribute("aria-label", `Timeline of ${topic}, seqs ${range(from, to)}: ${Object.entries(sums).map(([state, size]) => `${whole(size)} ${STATES[state] ?? state}`).join(", ")}. Plus and minus zoom, arrow keys move, zero shows everything.`)
@@ -112,13 +112,13 @@ export function timeline(topic, { signal, onPick }) {
     put(listed, plainTable("Ranges", ["First seq#", "Last seq#", "Seqs#", "State"], rows.map((one) => [
       num(one.from_seq), num(one.to_seq), num(one.to_seq - one.from_seq + 1), [swatch(one.state), words(one)],
     ])),
-    data.ranges.length > rows.length && h("p", { class: "note" }, `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
+    data.ranges.length > rows.length && h("p.note", `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
   }
 
   function hover(event) {
     if (data.head_seq === 0) return
     const found = under(event.clientX - canvas.getBoundingClientRect().left)
-    if (found) showTip(event, h("b", {}, `Seq ${range(found.from_seq, found.to_seq)}`), h("div", {}, words(found)), h("div", { class: "faint" }, count(found.to_seq - found.from_seq + 1, "seq"), unread(marks, found.to_seq)))
+    if (found) showTip(event, h("b", `Seq ${range(found.from_seq, found.to_seq)}`), h("div", words(found)), h("div.faint", count(found.to_seq - found.from_seq + 1, "seq"), unread(marks, found.to_seq)))
   }
 
   /** The range under a pixel; one that was lost before the others, because it may be narrow. */
@@ -183,13 +183,13 @@ function ticks([from, to], x, wide, bottom) {
 /** A tick of an axis with its label, which stays inside. */
 export function tick(at, y, wide, text) {
   const anchor = at < 24 ? "start" : at > wide - 30 ? "end" : "middle"
-  return [svg("line", { class: "tick-line", x1: at, x2: at, y1: y, y2: y + 5 }),
-    svg("text", { class: "tick", x: anchor === "start" ? Math.max(at - 4, 0) : Math.min(at, wide), y: y + 17, "text-anchor": anchor }, text)]
+  return [svg("line.tick-line", { x1: at, x2: at, y1: y, y2: y + 5 }),
+    svg("text.tick", { x: anchor === "start" ? Math.max(at - 4, 0) : Math.min(at, wide), y: y + 17, "text-anchor": anchor }, text)]
 }
 
 /** The states in a chart, with their numbers. */
 export function legendOf(sums) {
-  return Object.entries(STATES).filter(([state]) => sums[state] >= 0.5).map(([state, text]) => h("li", {}, swatch(state), text, " ", h("b", {}, whole(sums[state]))))
+  return Object.entries(STATES).filter(([state]) => sums[state] >= 0.5).map(([state, text]) => h("li", swatch(state), text, " ", h("b", whole(sums[state]))))
 }
 
 /**
@@ -216,5 +216,5 @@ export function drawMarks(placed, { top, bar, label }) {
   const line = (mark) => svg("line", { class: `mark ${mark.kind}`, x1: mark.at, x2: mark.at, y1: mark.above ? y(mark) - 6 : top === 0 ? 0 : top + bar, y2: mark.above ? top : y(mark) - 2 })
   return [placed.map(line), placed.map((mark) => svg("g", { class: `mark ${mark.kind}` },
     svg("text", { x: mark.at + (mark.flipped ? -5 : 5), y: y(mark), "text-anchor": mark.flipped ? "end" : "start" }, mark.label),
-    svg("title", {}, `${mark.label}: ${mark.detail}`)))]
+    svg("title", `${mark.label}: ${mark.detail}`)))]
 }

@@ -32,16 +32,16 @@ export function missingNote(scopes, name = null) {
 }
 
 export function note(...content) {
-  return h("p", { class: "note" }, content)
+  return h("p.note", content)
 }
 
 /** A text that screen readers present when it changes. */
 export function liveText() {
-  return h("span", { class: "summary", role: "status" })
+  return h("span.summary", { role: "status" })
 }
 
 export function loading(text) {
-  return h("p", { class: "loading" }, text)
+  return h("p.loading", text)
 }
 
 export function badge(text, kind = "") {
@@ -49,15 +49,15 @@ export function badge(text, kind = "") {
 }
 
 export function card(title, content) {
-  return h("section", { class: "card" }, h("header", {}, h("h2", {}, title)), content)
+  return h("section.card", h("header", h("h2", title)), content)
 }
 
 /** One figure with its name. `set` changes the value. */
 export function stat(label, value = "–", { title } = {}) {
-  const shown = h("dd", {}, value)
-  const detail = h("dd", { class: "detail" })
+  const shown = h("dd", value)
+  const detail = h("dd.detail")
   return {
-    element: h("div", { class: "stat", title }, h("dt", {}, label), shown, detail),
+    element: h("div.stat", { title }, h("dt", label), shown, detail),
     set(text, more = "", kind = "") {
       if (shown.textContent !== String(text)) put(shown, text)
       if (detail.textContent !== String(more)) put(detail, more)
@@ -67,12 +67,12 @@ export function stat(label, value = "–", { title } = {}) {
 }
 
 export function stats(...items) {
-  return h("dl", { class: "stats" }, items.map((item) => item.element))
+  return h("dl.stats", items.map((item) => item.element))
 }
 
 /** What to show where there is nothing yet, with the command that changes that. */
 export function empty(title, text, command = null, ...more) {
-  return h("div", { class: "empty" }, h("p", { class: "title" }, title), h("p", {}, text), command && code(command), more)
+  return h("div.empty", h("p.title", title), h("p", text), command && code(command), more)
 }
 
 /** A command that sends JSON to the server. */
@@ -106,7 +106,7 @@ export function searchField(what, value, onInput) {
 export function pageOfOne(kind, name, left, command) {
   const end = new AbortController()
   const one = {
-    end, problem: h("div"), body: h("div", { class: "stack" }), head: null, signal: AbortSignal.any([left, end.signal]),
+    end, problem: h("div"), body: h("div.stack"), head: null, signal: AbortSignal.any([left, end.signal]),
     gone(error) {
       if (error && !["topic_not_found", "not_a_queue"].includes(error.code)) return put(one.problem, failure(error))
       end.abort()
@@ -116,7 +116,7 @@ export function pageOfOne(kind, name, left, command) {
       }, { everyMs: 3000, signal: left })
       one.head.querySelector(".actions").hidden = true
       put(one.problem)
-      put(one.body, h("section", { class: "card flush" }, empty(`There is no ${kind} ${name}`, "It may have been deleted. This command creates it:", command, h("p", {}, h("a", { href: `#/${kind}s` }, `Show all ${kind}s`)))))
+      put(one.body, h("section.card.flush", empty(`There is no ${kind} ${name}`, "It may have been deleted. This command creates it:", command, h("p", h("a", { href: `#/${kind}s` }, `Show all ${kind}s`)))))
     },
   }
   return one
@@ -124,7 +124,7 @@ export function pageOfOne(kind, name, left, command) {
 
 /** A command with a button that copies it. */
 export function code(text) {
-  return h("div", { class: "code" }, h("pre", { tabIndex: 0 }, text), copyButton(() => text))
+  return h("div.code", h("pre", { tabIndex: 0 }, text), copyButton(() => text))
 }
 
 export function copyButton(text, label = "Copy") {
@@ -141,7 +141,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text)
     return true
   } catch {
-    const area = h("textarea", { value: text, class: "visually-hidden" })
+    const area = h("textarea.visually-hidden", { value: text })
     document.body.append(area)
     area.select()
     const ok = document.execCommand("copy")
@@ -163,14 +163,14 @@ const NEXT = {
 /** An error with its code and the next step. */
 export function failure(error) {
   const code = error?.code ?? "error"
-  const lines = [h("p", {}, h("strong", {}, error?.message ?? String(error)), " ", h("code", {}, code))]
-  if (error?.detail?.field) lines.push(h("p", {}, "Check the field ", h("code", {}, error.detail.field), "."))
-  if (NEXT[code]) lines.push(h("p", {}, NEXT[code]))
+  const lines = [h("p", h("strong", error?.message ?? String(error)), " ", h("code", code))]
+  if (error?.detail?.field) lines.push(h("p", "Check the field ", h("code", error.detail.field), "."))
+  if (NEXT[code]) lines.push(h("p", NEXT[code]))
   return alarm(lines)
 }
 
 export function alarm(...content) {
-  return h("div", { class: "failure", role: "alert" }, content)
+  return h("div.failure", { role: "alert" }, content)
 }
 
 /**
@@ -204,7 +204,7 @@ let toasts = null
 
 /** Show a message for a few seconds. */
 export function toast(text, kind = "") {
-  toasts ??= document.body.appendChild(h("div", { class: "toasts", role: "status", "aria-live": "polite" }))
+  toasts ??= document.body.appendChild(h("div.toasts", { role: "status", "aria-live": "polite" }))
   const message = h("div", { class: `toast ${kind}` }, text)
   toasts.append(message)
   setTimeout(() => message.remove(), 5000)
@@ -229,8 +229,8 @@ export function dialog(title, build, { class: extra = "", bare = false } = {}) {
     },
   })
   element.append(
-    ...(bare ? [] : [h("header", {}, h("h2", {}, title), button("Close", close, { kind: "quiet" }))]),
-    h("div", { class: "content" }, build(close)),
+    ...(bare ? [] : [h("header", h("h2", title), button("Close", close, { kind: "quiet" }))]),
+    h("div.content", build(close)),
   )
   document.body.append(element)
   element.showModal()
@@ -247,7 +247,7 @@ export function formDialog(title, make, then) {
 
 /** A row of a list of facts. */
 export function fact(name, value) {
-  return [h("dt", {}, name), h("dd", {}, value)]
+  return [h("dt", name), h("dd", value)]
 }
 
 /** A labelled control with its help text. */
@@ -255,7 +255,7 @@ export function field(label, control, help = null) {
   control.id ||= `field-${Math.random().toString(36).slice(2)}`
   const text = help && h("small", { id: `${control.id}-help` }, help)
   if (text) control.setAttribute("aria-describedby", text.id)
-  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, text)
+  return h("div.field", h("label", { for: control.id }, label), control, text)
 }
 
 export function input(props = {}) {
@@ -273,7 +273,7 @@ export function segmented(label, choices, value, onPick) {
   const buttons = choices.map(([choice, text]) => h("button", { type: "button", on: { click: () => (set(choice), onPick(choice)) } }, text))
   const set = (chosen) => choices.forEach(([choice], at) => buttons[at].setAttribute("aria-pressed", String(choice === chosen)))
   set(value)
-  return { element: h("div", { class: "segmented", role: "group", "aria-label": label }, buttons), set }
+  return { element: h("div.segmented", { role: "group", "aria-label": label }, buttons), set }
 }
 
 /** Tabs `[key, label]` over a panel. `onPick(key)` is called when another one is chosen, also with the arrow keys. */
@@ -292,7 +292,7 @@ export function tabs(label, choices, panel, onPick) {
     },
   }, text))
   return {
-    element: h("div", { class: "tabs", role: "tablist", "aria-label": label }, buttons),
+    element: h("div.tabs", { role: "tablist", "aria-label": label }, buttons),
     set: (chosen) => choices.forEach(([key], at) => {
       buttons[at].setAttribute("aria-selected", String(key === chosen))
       buttons[at].tabIndex = key === chosen ? 0 : -1
@@ -320,8 +320,7 @@ export function checkbox(label, checked, help = null) {
 export function form(content, { label, submit, done, kind = "primary", action = null, extra = [] }) {
   const problem = h("div")
   const send = h("button", { type: "submit", class: `button ${kind}` }, label)
-  const element = h("form", {
-    class: "form",
+  const element = h("form.form", {
     on: {
       submit: async (event) => {
         event.preventDefault()
@@ -339,7 +338,7 @@ export function form(content, { label, submit, done, kind = "primary", action = 
         }
       },
     },
-  }, content, problem, h("footer", {}, extra, action && copyAs(action), send))
+  }, content, problem, h("footer", extra, action && copyAs(action), send))
   return { element, send }
 }
 
@@ -348,9 +347,8 @@ export function form(content, { label, submit, done, kind = "primary", action = 
 /** A menu that copies an action as curl, Python or JavaScript. */
 export function copyAs(action, label = "Copy as") {
   const ways = [["curl", asCurl], ["Python", asPython], ["JavaScript", asJavaScript]]
-  const summary = h("summary", { class: "button small" }, label)
-  const menu = h("details", {
-    class: "menu",
+  const summary = h("summary.button.small", label)
+  const menu = h("details.menu", {
     on: {
       keydown: (event) => {
         if (event.key !== "Escape" || !menu.open) return
@@ -363,7 +361,7 @@ export function copyAs(action, label = "Copy as") {
       toggle: () => menu.open && place(summary, choices),
     },
   }, summary)
-  const choices = h("div", { class: "choices" }, ways.map(([name, render]) => h("button", {
+  const choices = h("div.choices", ways.map(([name, render]) => h("button", {
     type: "button",
     on: {
       click: async () => {
@@ -397,7 +395,7 @@ function place(summary, choices) {
 
 /** A cell of a column of numbers: a whole number, or what is given. */
 export function num(...content) {
-  return h("td", { class: "number" }, content.map((one) => (typeof one === "number" ? whole(one) : one)))
+  return h("td.number", content.map((one) => (typeof one === "number" ? whole(one) : one)))
 }
 
 /**
@@ -408,17 +406,17 @@ export function num(...content) {
 export function plainTable(label, heads, rows, kind = "") {
   const names = heads.map((head) => (head instanceof Node ? "" : head.replace(/#$/, "")))
   const table = h("table", { class: `plain ${kind}` },
-    h("thead", {}, h("tr", {}, heads.map((head, at) => (head instanceof Node ? h("td", {}, head) : h("th", { scope: "col", class: head.endsWith("#") ? "number" : "" }, names[at]))))),
-    h("tbody", {}, rows.map((row) => (row instanceof Node ? row
-      : h("tr", {}, row.filter((cell) => cell !== false).map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", {}, cell))))))))
+    h("thead", h("tr", heads.map((head, at) => (head instanceof Node ? h("td", head) : h("th", { scope: "col", class: head.endsWith("#") ? "number" : "" }, names[at]))))),
+    h("tbody", rows.map((row) => (row instanceof Node ? row
+      : h("tr", row.filter((cell) => cell !== false).map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", cell))))))))
   for (const row of table.tBodies[0].rows) if (row.cells.length === names.length) names.forEach((name, at) => name && (row.cells[at].dataset.label = name))
-  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, table)
+  return h("div.scroll", { tabIndex: 0, role: "region", "aria-label": label }, table)
 }
 
 export function pageHead(title, { crumbs = [], badges = [], actions = [] } = {}) {
-  return h("div", { class: "page-head" },
-    h("div", {},
-      crumbs.length > 0 && h("nav", { class: "crumbs", "aria-label": "You are here" }, crumbs.map(([label, href]) => h("a", { href }, label))),
+  return h("div.page-head",
+    h("div",
+      crumbs.length > 0 && h("nav.crumbs", { "aria-label": "You are here" }, crumbs.map(([label, href]) => h("a", { href }, label))),
       h("h1", { tabIndex: -1 }, title, hidden(" "), badges)),
-    h("div", { class: "actions" }, actions))
+    h("div.actions", actions))
 }

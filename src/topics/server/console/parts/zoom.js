@@ -10,8 +10,8 @@ const TIP_PX = 110 // half of its width
 
 /** A frame around a canvas, with a tip that is hidden when the pointer leaves. `draw` is called when its size changes. */
 export function chartFrame(canvas, draw, signal) {
-  const tip = h("div", { class: "tip", hidden: true })
-  const frame = h("div", { class: "timeline-frame" }, canvas, tip)
+  const tip = h("div.tip", { hidden: true })
+  const frame = h("div.timeline-frame", canvas, tip)
   const observer = new ResizeObserver(draw)
   observer.observe(frame)
   signal.addEventListener("abort", () => observer.disconnect())
