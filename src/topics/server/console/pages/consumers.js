@@ -1,16 +1,10 @@
 /** Consumers: their lag in records and time, the time to catch up, and what they missed. */
 
-import { h, put, span, swap, swatch } from "../parts/dom.js"
-import { ago, count, duration, range, short, whole } from "../parts/format.js"
-import { plot } from "../parts/plot.js"
-import { parseTime } from "../parts/records.js"
-import { Readers, readReaders } from "../parts/ring.js"
-import { listAll, session } from "../parts/session.js"
-import { actions, consumerPath } from "../parts/snippets.js"
-import { table } from "../parts/table.js"
-import { STATES } from "../parts/timeline.js"
-import { allowed, badge, button, card, copyAs, curl, dialog, empty, fact, field, form, formDialog, input, liveText, livePage, loading, num, pageHead, plainTable, searchField, select } from "../parts/ui.js"
-import { problemOf } from "../parts/units.js"
+import {
+  actions, ago, allowed, ask, badge, button, card, consumerPath, copyAs, count, curl, dialog, duration, empty, fact, field, form, formDialog, h,
+  input, listAll, num, parseTime, plainTable, plot, problemOf, put, range, Readers, readReaders, select, session, short, span, STATES, swatch,
+  tablePage, warned, whole,
+} from "../parts/kit.js"
 import { CURRENT_MS } from "./topic.js"
 import { linkTo, topicLink } from "./topics.js"
 
@@ -21,17 +15,13 @@ const JOIN_MS = 45_000
 const STILL = 0.05 // records per second: slower changes of the lag are not shown as a trend
 
 export function show({ query, signal }) {
-  const summary = liveText()
   const readers = new Readers()
-  const search = searchField("consumers", query.get("search"), draw)
   const worst = plot("Records behind, the five worst", { format: short, gapMs: JOIN_MS })
-  const place = h("div", loading("Loading consumers"))
-  const list = table({ label: "Consumers", columns: columns(refresh), sortBy: "lag", descending: true, signal, rowKey: (row) => row.key, class: "consumers" })
   const picture = card("Lag, last hour", worst.element)
   picture.hidden = true
   let all = []
 
-  async function refresh() {
+  async function load() {
     const [rows] = await Promise.all([listAll("/v0/consumers", "consumers", { signal }), readReaders(readers, session, signal)])
     for (const row of rows) {
       row.key = `consumer ${row.topic} ${row.consumer}`
@@ -39,29 +29,22 @@ export function show({ query, signal }) {
       row.points = readers.of(row.key)
       row.trend = readers.trend(row.key)
     }
-    all = rows
-    draw()
-    return Math.max(3000, all.length * 5)
+    picture.hidden = rows.length === 0
+    drawWorst([...rows].sort((a, b) => b.lag_records - a.lag_records).slice(0, COLORS.length))
+    return (all = rows)
   }
 
-  function draw() {
-    const wanted = search.value.trim().toLowerCase()
-    const rows = all.filter((row) => `${row.consumer} ${row.topic}`.toLowerCase().includes(wanted))
-    put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, "consumer")}` : count(all.length, "consumer"))
-    picture.hidden = all.length === 0
-    if (all.length === 0) {
-      return swap(place, empty("No named consumers yet", "A named consumer keeps its position on the server. This command reads as one, and a second call commits what the first one returned:",
-        curl("/v0/topics/orders/diff", { consumer: "billing", commit: true })))
-    }
-    swap(place, list.element)
-    list.set(rows)
-    const top = [...rows].sort((a, b) => b.lag_records - a.lag_records).slice(0, COLORS.length)
-    const times = [...new Set(top.flatMap((row) => row.points.map((point) => point.ts)))].sort((a, b) => a - b)
-    worst.set(times, top.map((row, at) => ({ name: `${row.consumer} on ${row.topic}`, color: COLORS[at], values: valuesAt(row.points, times) })))
+  function drawWorst(rows) {
+    const times = [...new Set(rows.flatMap((row) => row.points.map((point) => point.ts)))].sort((a, b) => a - b)
+    worst.set(times, rows.map((row, at) => ({ name: `${row.consumer} on ${row.topic}`, color: COLORS[at], values: valuesAt(row.points, times) })))
   }
 
-  return livePage(pageHead("Consumers", { actions: [copyAs(actions.consumers)] }), { refresh, place, signal, scopes: "write delete" },
-    picture, h("div.toolbar", search, summary), h("section.card.flush", place))
+  const blank = () => empty("No named consumers yet", "A named consumer keeps its position on the server. This command reads as one, and a second call commits what the first one returned:",
+    curl("/v0/topics/orders/diff", { consumer: "billing", commit: true }))
+  return tablePage("Consumers", {
+    noun: "consumer", columns: (again) => columns(again, (key) => all.find((row) => row.key === key)), sortBy: "-lag", scopes: "write delete",
+    nameOf: (row) => `${row.consumer} ${row.topic}`, rowKey: (row) => row.key, blank, load, query, signal, actions: [copyAs(actions.consumers)], above: picture,
+  })
 }
 
 /** The lag at each of the times: the last one that was seen; null before the first. */
@@ -85,25 +68,24 @@ function catchUp({ lag_records: lag, lag_ms: ms, trend }) {
 /** A duration with one unit. */
 const roughly = (text) => text.split(" ").slice(0, 2).join(" ")
 
-function columns(again) {
-  const warned = (value, text) => [value ? span("warn", text) : span("faint", text), text]
-  const open = (row) => () => dialog(row.consumer, (close) => details(row, close, again))
+function columns(again, find) {
+  const open = (row) => () => dialog(row.consumer, (close) => details(find(row.key) ?? row, close, again)) // the cell may be older
   return [
-    { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [() => [button(row.consumer, open(row), { kind: "link plain", title: "Show everything about it, move or delete it" }), row.hold ? badge("holds records") : null], `${row.key} ${row.hold} ${row.seq} ${row.head_seq}`] },
-    { key: "topic", label: "Topic", sort: (row) => row.topic, cell: (row) => [() => linkTo(row.topic), row.topic] },
-    { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => [() => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}` }, `${whole(row.seq)} of ${whole(row.head_seq)}`), `${row.seq} ${row.head_seq}`] },
-    { key: "lag", label: "Behind", class: "number", sort: (row) => row.lag_records, cell: (row) => warned(row.lag_records, short(row.lag_records)) },
+    { key: "consumer", label: "Consumer", class: "name", sort: (row) => row.consumer, cell: (row) => [button(row.consumer, open(row), { kind: "link plain", title: "Show everything about it, move or delete it" }), row.hold && badge("holds records")] },
+    { key: "topic", label: "Topic", sort: (row) => row.topic, print: (topic) => linkTo(topic) },
+    { key: "seq", label: "Position", class: "number wide", sort: (row) => row.seq, cell: (row) => h("a", { href: `${topicLink(row.topic)}?at=${row.seq + 1}` }, `${whole(row.seq)} of ${whole(row.head_seq)}`) },
+    { key: "lag", label: "Behind", class: "number", sort: (row) => row.lag_records, print: warned },
     { key: "time", label: "For", class: "number medium", sort: (row) => row.lag_ms, cell: (row) => (row.lag_ms ? duration(row.lag_ms) : "–") },
     {
       key: "eta", label: "Caught up", class: "medium", sort: (row) => catchUp(row)[1],
       cell: (row) => {
         const [text, , kind] = catchUp(row)
-        return [span(kind, text), text]
+        return span(kind, text)
       },
     },
     {
       key: "lost", label: "Missed", class: "number medium", sort: (row) => row.lost?.records ?? 0,
-      cell: (row) => [row.lost ? button(short(row.lost.records), open(row), { kind: "link warn", "aria-label": `Show the ${whole(row.lost.records)} records that ${row.consumer} missed` }) : span("faint", "0"), String(row.lost?.records ?? 0)],
+      cell: (row) => (row.lost ? button(short(row.lost.records), open(row), { kind: "link warn", "aria-label": `Show the ${whole(row.lost.records)} records that ${row.consumer} missed` }) : warned(0)),
     },
     { key: "updated", label: "Committed", class: "number wide", sort: (row) => row.updated_ms, cell: (row) => ago(row.updated_ms, session.now()).replace(/^(\S+ \S+) .* ago$/, "$1 ago") },
   ]
@@ -111,9 +93,9 @@ function columns(again) {
 
 /** Everything about a consumer, and what can be done with it. */
 function details(row, close, again) {
-  const act = (heading, make) => () => {
+  const act = (open) => () => {
     close()
-    formDialog(heading, (done) => make(row, done), again)
+    open()
   }
   return [
     h("dl.facts",
@@ -127,8 +109,8 @@ function details(row, close, again) {
     h("p.toolbar.dialog-actions",
       h("a.button.small", { href: `${topicLink(row.topic)}?at=${row.seq + 1}`, on: { click: close } }, "Show its next record"),
       row.lost && h("a.button.small", { href: `${topicLink(row.topic)}?view=seq`, on: { click: close } }, "Show the timeline"),
-      allowed("write", row.topic, () => button("Seek", act("Move the consumer", seek), { kind: "small" })),
-      allowed("delete", row.topic, () => button("Delete", act("Delete the consumer", drop), { kind: "small danger" }))),
+      allowed("write", row.topic, () => button("Seek", act(() => formDialog("Move the consumer", (done) => seek(row, done), again)), { kind: "small" })),
+      allowed("delete", row.topic, () => button("Delete", act(() => drop(row, again)), { kind: "small danger" }))),
   ]
 }
 
@@ -174,16 +156,12 @@ function seek(row, done) {
       return [`Moved ${row.consumer} to seq ${whole(wanted)}.`]
     },
     done,
-  }).element
+  })
 }
 
-function drop(row, done) {
-  return form([h("p", "The position of ", h("code", row.consumer), " on ", h("code", row.topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again.")], {
-    label: "Delete consumer", kind: "danger", action: () => actions.dropConsumer(row.topic, row.consumer),
-    submit: async () => {
-      await session.request("DELETE", consumerPath(row.topic, row.consumer))
-      return [`Deleted ${row.consumer}.`]
-    },
-    done,
-  }).element
+function drop({ consumer, topic }, again) {
+  ask("Delete the consumer", ["The position of ", h("code", consumer), " on ", h("code", topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again."], {
+    label: "Delete consumer", action: () => actions.dropConsumer(topic, consumer),
+    send: () => session.request("DELETE", consumerPath(topic, consumer)), said: `Deleted ${consumer}.`,
+  }, again)
 }

@@ -1,14 +1,9 @@
 /** The dead letters of a queue: filter, groups, and redrive, deletion or repair of what is selected. */
 
-import { h, isBusy, put, redraw, span, swap } from "../parts/dom.js"
-import { Json, indent } from "../parts/exact.js"
-import { ago, count, date, whole } from "../parts/format.js"
-import { icon } from "../parts/icons.js"
-import { jsonFold } from "../parts/json.js"
-import { debounce, query, setQuery } from "../parts/route.js"
-import { entry, session, topicPath } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { button, copyAs, empty, failure, field, form, formDialog, input, liveText, loading, missingNote, note, num, plainTable, select } from "../parts/ui.js"
+import {
+  actions, ago, ask, button, copyAs, count, date, debounce, empty, entry, field, form, formDialog, h, icon, indent, input, isBusy, Json, jsonFold,
+  liveText, loading, missingNote, note, num, plainTable, put, query, redraw, select, session, setQuery, span, swap, toast, topicPath, whole,
+} from "../parts/kit.js"
 
 const LOOKED_AT = 1000 // the last seqs of the dead-letter topic
 const SHOWN = 100
@@ -161,42 +156,27 @@ function fieldsOf(letters) {
 }
 
 /** Count first, then move. */
-function redrive(state, which, again) {
-  formDialog("Redrive dead letters", (done) => {
-    const place = h("div", loading("Counting"))
-    void (async () => {
-      try {
-        const found = await session.client.redrive(state.topic, { ...which, limit: 10_000, dryRun: true })
-        if (found.redriven === 0) return void put(place, note("No dead letter of this queue was found: it may have been redriven already."))
-        const more = found.caught_up ? "" : " or more"
-        const made = form([h("p", h("strong", `${count(found.redriven, "job")}${more}`), ` would move from ${found.dead_letter} back into ${state.topic}. Their delivery counts begin again.`)], {
-          label: `Redrive ${count(found.redriven, "job")}`,
-          action: () => actions.redrive(state.topic, which),
-          submit: async () => {
-            const moved = await session.client.redrive(state.topic, { ...which, limit: 10_000 })
-            return [`Moved ${count(moved.redriven, "job")} back into ${state.topic}.`]
-          },
-          done,
-        })
-        put(place, made.element)
-        made.send.focus()
-      } catch (error) {
-        put(place, failure(error))
-      }
-    })()
-    return place
-  }, again)
+async function redrive({ topic }, which, again) {
+  const run = (dryRun) => session.client.redrive(topic, { ...which, limit: 10_000, dryRun })
+  try {
+    const { redriven, caught_up: all, dead_letter: source } = await run(true)
+    if (redriven === 0) return toast("No dead letter of this queue was found: it may have been redriven already.", "bad")
+    const jobs = count(redriven, "job")
+    ask("Redrive dead letters", [h("strong", all ? jobs : `${jobs} or more`), ` would move from ${source} back into ${topic}. Their delivery counts begin again.`], {
+      label: `Redrive ${jobs}`, kind: "primary", action: () => actions.redrive(topic, which),
+      send: () => run(false), said: (moved) => `Moved ${count(moved.redriven, "job")} back into ${topic}.`,
+    }, again)
+  } catch (error) {
+    toast(error.message, "bad")
+  }
 }
 
 function remove(target, seqs, again) {
-  formDialog("Delete dead letters", (done) => form([h("p", h("strong", count(seqs.length, "dead letter")), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`)], {
-    label: `Delete ${count(seqs.length, "dead letter")}`, kind: "danger", action: () => actions.deleteRecords(target, { seqs }),
-    submit: async () => {
-      const gone = await session.client.delete(target, { seqs })
-      return [`Deleted ${count(gone.deleted, "dead letter")}.`]
-    },
-    done,
-  }).element, again)
+  const size = count(seqs.length, "dead letter")
+  ask("Delete dead letters", [h("strong", size), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`], {
+    label: `Delete ${size}`, action: () => actions.deleteRecords(target, { seqs }),
+    send: () => session.client.delete(target, { seqs }), said: (gone) => `Deleted ${count(gone.deleted, "dead letter")}.`,
+  }, again)
 }
 
 /** Change the data of a job. The new job is written first, so that a failure loses nothing. */
@@ -218,5 +198,5 @@ function repair(state, letter, again) {
       return [`Added as job ${whole(seq)}.`]
     },
     done,
-  }).element, again)
+  }), again)
 }

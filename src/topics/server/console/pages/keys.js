@@ -1,10 +1,9 @@
 /** Keys: what each may do and when it was last used; create, rotate or revoke one, and revoke its tokens. */
 
-import { h, isBusy, redraw, span } from "../parts/dom.js"
-import { ago, date } from "../parts/format.js"
-import { session } from "../parts/session.js"
-import { parseDuration } from "../parts/units.js"
-import { badge, button, code, createButton, dialog, field, form, formDialog, input, livePage, loading, note, pageHead, plainTable } from "../parts/ui.js"
+import {
+  ago, ask, badge, button, code, createButton, date, dialog, field, form, formDialog, h, input, isBusy, livePage, loading, note, pageHead,
+  parseDuration, plainTable, redraw, session, span,
+} from "../parts/kit.js"
 
 export const title = "Keys"
 
@@ -23,9 +22,7 @@ export function show({ query, signal }) {
   }
   const create = () => formDialog("Create a key", createKey, made)
   const line = ({ key, source, rights, note: text, last_used_at: used, expires_at: ends }) => {
-    const act = (label, words, send, then) => button(label, () => formDialog(`${label}: ${key}`, (done) => form([h("p", words)], {
-      label, kind: "danger", done, submit: async () => [`${label}: done.`, await send()],
-    }).element, then), { kind: "small" })
+    const act = (label, words, send, then) => button(label, () => ask(`${label}: ${key}`, words, { label, send, said: `${label}: done.` }, then), { kind: "small" })
     const path = `/v0/keys/${encodeURIComponent(key)}`
     return [
       [key, " ", source === "settings" ? badge(source) : span("faint", text)],
@@ -62,5 +59,5 @@ function createKey(done) {
       }
       return [`Created ${body.key}.`, await session.request("POST", "/v0/keys", body)]
     },
-  }).element
+  })
 }

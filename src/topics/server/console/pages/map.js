@@ -1,11 +1,9 @@
 /** The map: topics, queues, routers, consumers and workers as one graph, with what flows along its edges. */
 
-import { h, put, redraw } from "../parts/dom.js"
-import { count, rate, short, whole } from "../parts/format.js"
-import { graph, outline } from "../parts/graph.js"
-import { Rates, Readers, readReaders } from "../parts/ring.js"
-import { listAll, session, topicPath } from "../parts/session.js"
-import { empty, liveText, livePage, loading, note, pageHead } from "../parts/ui.js"
+import {
+  count, empty, graph, h, listAll, livePage, liveText, loading, note, outline, pageHead, put, rate, Rates, Readers, readReaders, redraw, session,
+  short, topicPath, whole,
+} from "../parts/kit.js"
 import { CURRENT_MS } from "./topic.js"
 import { topicLink } from "./topics.js"
 

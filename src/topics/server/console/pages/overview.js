@@ -1,12 +1,9 @@
 /** Overview: figures of the server, with plots. */
 
-import { h, put, span } from "../parts/dom.js"
-import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
-import { plot, plotGrid } from "../parts/plot.js"
-import { Ring } from "../parts/ring.js"
-import { session } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, livePage, noTopics, note, num, pageHead, plainTable, segmented, stat, stats } from "../parts/ui.js"
+import {
+  actions, badge, bytes, card, copyAs, count, duration, h, livePage, note, noTopics, num, pageHead, plainTable, plot, plotGrid, put, rate, Ring,
+  segmented, session, short, span, stat, stats, whole,
+} from "../parts/kit.js"
 
 export const title = "Overview"
 

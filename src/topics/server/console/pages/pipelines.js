@@ -1,10 +1,9 @@
 /** Pipelines: the last runs that reported to `sys:pipelines`, with their progress, gaps and errors. */
 
-import { h, isBusy, redraw, span, swap, swatch } from "../parts/dom.js"
-import { ago, bytes, count, date, duration, range, short } from "../parts/format.js"
-import { entry, session } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { badge, card, copyAs, empty, livePage, loading, note, num, pageHead, plainTable } from "../parts/ui.js"
+import {
+  actions, ago, badge, bytes, card, copyAs, count, date, duration, empty, entry, h, isBusy, livePage, loading, note, num, pageHead, plainTable, range,
+  redraw, session, short, span, swap, swatch,
+} from "../parts/kit.js"
 import { linkTo } from "./topics.js"
 
 export const title = "Pipelines"

@@ -1,16 +1,10 @@
 /** One queue: its jobs by state with their holders and deadlines, its dead letters, and plots of the last hour. */
 
-import { h, isBusy, put, redraw, setText, span } from "../parts/dom.js"
-import { ago, count, date, duration, rate, short, whole } from "../parts/format.js"
-import { icon } from "../parts/icons.js"
-import { jsonFold } from "../parts/json.js"
-import { plot, plotGrid } from "../parts/plot.js"
-import { Rates, Ring } from "../parts/ring.js"
-import { setQuery } from "../parts/route.js"
-import { entry, poll, session, topicPath } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { alarm, allowed, badge, button, card, code, copyAs, curl, empty, failure, formDialog, loading, missingNote, note, num, pageHead, pageOfOne, plainTable, stat, stats, tabs, toast } from "../parts/ui.js"
-import { problemOf } from "../parts/units.js"
+import {
+  actions, ago, alarm, allowed, badge, button, card, code, copyAs, count, curl, date, duration, empty, entry, failure, formDialog, h, icon, isBusy,
+  jsonFold, loading, missingNote, note, num, pageHead, pageOfOne, plainTable, plot, plotGrid, poll, problemOf, put, rate, Rates, redraw, Ring,
+  session, setQuery, setText, short, span, stat, stats, tabs, toast, topicPath, whole,
+} from "../parts/kit.js"
 import { deadLetters } from "./dead-letters.js"
 import { configureTopic, writeRecord } from "./topic-forms.js"
 import { topicLink } from "./topics.js"

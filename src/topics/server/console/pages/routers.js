@@ -1,13 +1,10 @@
 /** Routers with their lag and rate, and a form that creates one after a preview of its filter. The map has their graph. */
 
-import { h, isBusy, put, redraw, span } from "../parts/dom.js"
-import { bytes, count, range, rate, short, whole } from "../parts/format.js"
-import { jsonLine } from "../parts/json.js"
-import { filterOf } from "../parts/records.js"
-import { Readers, readReaders } from "../parts/ring.js"
-import { listAll, session } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { allowed, badge, button, checkbox, copyAs, createButton, curl, empty, failure, field, form, formDialog, input, livePage, loading, num, pageHead, plainTable, select } from "../parts/ui.js"
+import {
+  actions, allowed, ask, badge, button, bytes, checkbox, copyAs, count, createButton, curl, empty, failure, field, filterOf, form, formDialog, h,
+  input, isBusy, jsonLine, listAll, livePage, loading, num, pageHead, plainTable, put, range, rate, Readers, readReaders, redraw, select, session,
+  short, span, whole,
+} from "../parts/kit.js"
 import { linkTo } from "./topics.js"
 
 export const title = "Routers"
@@ -55,20 +52,15 @@ function rows(routers, again) {
       num(router.lag ? span("warn", short(router.lag)) : "0"),
       h("td.state", router.last_error ? span("bad", `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
       h("td.row-actions",
-        allowed("delete", router.router, () => button("Delete", () => formDialog("Delete the router", (done) => dropRouter(router, done), again), { kind: "small danger" })),
+        allowed("delete", router.router, () => button("Delete", () => dropRouter(router, again), { kind: "small danger" })),
         copyAs(() => actions.router(router.router))),
     ]), "routers")
 }
 
-function dropRouter(router, done) {
-  return form([h("p", "New records of ", h("code", router.source), " are not copied to ", h("code", router.dest), " any more. Copies that exist stay.")], {
-    label: `Delete ${router.router}`, kind: "danger", action: () => actions.dropRouter(router.router),
-    submit: async () => {
-      await session.client.dropRouter(router.router)
-      return [`Deleted ${router.router}.`]
-    },
-    done,
-  }).element
+function dropRouter({ router, source, dest }, again) {
+  ask("Delete the router", ["New records of ", h("code", source), " are not copied to ", h("code", dest), " any more. Copies that exist stay."], {
+    label: `Delete ${router}`, action: () => actions.dropRouter(router), send: () => session.client.dropRouter(router), said: `Deleted ${router}.`,
+  }, again)
 }
 
 /** What a router with this filter would copy of the records that its source has. */
@@ -124,5 +116,5 @@ function createRouter(done) {
       return [made.created ? `Created ${made.router}.` : `Changed ${made.router}.`]
     },
     done,
-  }).element
+  })
 }

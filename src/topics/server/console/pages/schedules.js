@@ -1,10 +1,9 @@
 /** Schedules: their last and next runs, and why ticks fail; run, pause or preview one. */
 
-import { h, isBusy, put, redraw, span } from "../parts/dom.js"
-import { ago, count, date, duration } from "../parts/format.js"
-import { listAll, session } from "../parts/session.js"
-import { actions, schedulePath } from "../parts/snippets.js"
-import { allowed, badge, button, copyAs, curl, dialog, empty, failure, liveText, livePage, loading, num, pageHead, plainTable, toast } from "../parts/ui.js"
+import {
+  actions, ago, allowed, badge, button, copyAs, count, curl, date, dialog, duration, empty, failure, h, isBusy, listAll, livePage, liveText, loading,
+  num, pageHead, plainTable, put, redraw, schedulePath, session, span, toast,
+} from "../parts/kit.js"
 import { linkTo, topicLink } from "./topics.js"
 
 export const title = "Schedules"

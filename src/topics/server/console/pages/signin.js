@@ -1,8 +1,6 @@
 /** Sign in with an API key. */
 
-import { h } from "../parts/dom.js"
-import { session } from "../parts/session.js"
-import { code, field, form, input, note } from "../parts/ui.js"
+import { code, field, form, h, input, note, session } from "../parts/kit.js"
 
 export const title = "Sign in"
 
@@ -29,7 +27,7 @@ export function show({ done }) {
     },
   })
   setTimeout(() => key.focus())
-  return h("div.sign-in.card", h("h1", "Sign in"), made.element,
+  return h("div.sign-in.card", h("h1", "Sign in"), made,
     h("details", h("summary", "Where do I get a key?"),
       h("p", "The operator of the server sets the keys when it starts. A key has scopes, and may have prefixes:"),
       code("TOPICS_API_KEYS='a-long-secret:read+write+delete+admin' topics serve")))

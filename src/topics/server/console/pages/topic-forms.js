@@ -1,13 +1,9 @@
 /** The forms of a topic: create and configure, write a record, delete records, delete the topic. */
 
-import { h, put } from "../parts/dom.js"
-import { Json } from "../parts/exact.js"
-import { bytes, count, date, duration, whole } from "../parts/format.js"
-import { filterOf } from "../parts/records.js"
-import { session, topicPath } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { parseDuration, parseSize, parseCount, printDuration, printSize, problemOf } from "../parts/units.js"
-import { button, checkbox, failure, field, form, input, note, select, toast } from "../parts/ui.js"
+import {
+  actions, button, bytes, checkbox, count, date, duration, failure, field, filterOf, form, h, input, Json, note, parseCount, parseDuration, parseSize,
+  printDuration, printSize, problemOf, put, select, session, toast, topicPath, whole,
+} from "../parts/kit.js"
 
 const DURABILITIES = [
   ["disk", "disk: acknowledged once the operating system has it"],
@@ -153,7 +149,7 @@ export function createTopic(done, { type = "log" } = {}) {
       return [answer.created ? `Created ${answer.topic}.` : `${answer.topic} existed already; its configuration was updated.`, answer.topic, kind.value]
     },
     done,
-  }).element
+  })
 }
 
 /** A form that changes the configuration of a topic. */
@@ -168,7 +164,7 @@ export function configureTopic(state, done) {
       return [`Changed ${state.topic}.`]
     },
     done,
-  }).element
+  })
 }
 
 /** A form that appends one record. */
@@ -204,7 +200,7 @@ export function writeRecord(state, done) {
       return [`Written as seq ${whole(seq)}.`]
     },
     done,
-  }).element
+  })
 }
 
 function parse(text, name) {
@@ -251,7 +247,7 @@ export function deleteRecords(state, done) {
       go.focus()
     },
   })
-  return made.element
+  return made
 }
 
 /** A form that deletes a topic once its name was typed in. */
@@ -272,5 +268,5 @@ export function dropTopic(state, done) {
   })
   made.send.disabled = true
   name.addEventListener("input", () => (made.send.disabled = name.value !== state.topic))
-  return made.element
+  return made
 }

@@ -1,17 +1,10 @@
 /** One topic: its figures, its activity over time and by seq, its records, and its configuration. */
 
-import { activity } from "../parts/activity.js"
-import { h, put, span } from "../parts/dom.js"
-import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
-import { Json } from "../parts/exact.js"
-import { icon } from "../parts/icons.js"
-import { jsonTree } from "../parts/json.js"
-import { records } from "../parts/records.js"
-import { setQuery } from "../parts/route.js"
-import { entry, listAll, poll, session, topicPath } from "../parts/session.js"
-import { actions } from "../parts/snippets.js"
-import { timeline } from "../parts/timeline.js"
-import { allowed, badge, button, card, copyAs, curl, formDialog, loading, missingNote, pageHead, pageOfOne, select, stat, stats, tabs } from "../parts/ui.js"
+import {
+  actions, activity, ago, allowed, badge, button, bytes, card, copyAs, count, curl, duration, entry, formDialog, h, icon, Json, jsonTree, listAll,
+  loading, missingNote, pageHead, pageOfOne, poll, put, rate, records, select, session, setQuery, short, span, stat, stats, tabs, timeline, topicPath,
+  whole,
+} from "../parts/kit.js"
 import { configureTopic, deleteRecords, dropTopic, explain, writeRecord } from "./topic-forms.js"
 import { retention, topicLink } from "./topics.js"
 

@@ -6,8 +6,8 @@ const ROW_PX = 40
 const SPARE_ROWS = 8
 
 /**
- * Columns are `{key, label, cell(row), sort(row), class}`. A column of numbers begins with the highest. Cells are created
- * once per visible row, and filled again when the row changes.
+ * Columns are `{key, label, cell(row), sort(row), print, class}`. Without `cell`, one shows what it is sorted by, through
+ * `print`. A column of numbers begins with the highest. Cells are filled again for a new object of their row, if they differ.
  */
 export function table({ label, columns, sortBy, descending = false, rowKey, signal, class: extra = "", onSort = null }) {
   let rows = []
@@ -68,29 +68,28 @@ export function table({ label, columns, sortBy, descending = false, rowKey, sign
       wanted.add(key)
       let line = drawn.get(key)
       if (!line) {
-        line = { cells: columns.map((column) => h("div", { role: "cell", class: column.class ?? "" })), element: null, texts: [] }
-        line.element = h("div.row", { role: "row" }, line.cells)
+        line = h("div.row", { role: "row" }, columns.map((column) => h("div", { role: "cell", class: column.class ?? "" })))
         drawn.set(key, line)
-        space.append(line.element)
+        space.append(line)
       }
-      line.element.style.transform = `translateY(${at * ROW_PX}px)`
-      line.element.setAttribute("aria-rowindex", at + 2)
-      columns.forEach((column, number) => fill(line, number, column.cell(row)))
+      line.style.transform = `translateY(${at * ROW_PX}px)`
+      line.setAttribute("aria-rowindex", at + 2)
+      if (line.shown !== row) fill(line, row)
     }
     for (const [key, line] of drawn) {
       if (wanted.has(key)) continue
-      if (line.element.contains(document.activeElement)) body.focus({ preventScroll: true })
-      line.element.remove()
+      if (line.contains(document.activeElement)) body.focus({ preventScroll: true })
+      line.remove()
       drawn.delete(key)
     }
   }
 
-  /** Fill a cell with text, or with an element and a string that changes with it: `[element, string]`. */
-  function fill(line, number, content) {
-    const [node, text] = Array.isArray(content) ? content : [null, String(content)]
-    if (line.texts[number] === text) return
-    line.texts[number] = text
-    put(line.cells[number], node ? (typeof node === "function" ? node() : node) : text)
+  function fill(line, row) {
+    line.shown = row
+    columns.forEach(({ cell, sort: value, print = String }, number) => {
+      const made = h("div", cell ? cell(row) : print(value(row)))
+      if (made.innerHTML !== line.children[number].innerHTML) put(line.children[number], [...made.childNodes])
+    })
   }
 
   /** Arrow keys move between the rows. */

@@ -1,11 +1,12 @@
 /** The pieces that pages are made of: buttons, cards, badges, dialogs, forms, messages, and the "Copy as" menu. */
 
-import { h, hidden, put } from "./dom.js"
-import { short, whole } from "./format.js"
+import { h, hidden, put, span, swap } from "./dom.js"
+import { count, short, whole } from "./format.js"
 import { icon } from "./icons.js"
 import { setQuery } from "./route.js"
 import { entry, poll, session } from "./session.js"
 import { asCurl, asJavaScript, asPython } from "./snippets.js"
+import { table } from "./table.js"
 
 // --- small pieces
 
@@ -194,6 +195,39 @@ export function livePage(head, { refresh, place, signal, needs = "read", scopes 
   return [head, refused ?? missingNote(scopes), problem, content]
 }
 
+/**
+ * A page with a table of the rows that `load` returns. Its search, in what `nameOf` returns, and its order are in the URL.
+ * `columns` may be a function of what reads the rows again. `blank` says that there are none; `above` is above the table.
+ */
+export function tablePage(title, { noun, columns, sortBy, load, nameOf, rowKey = nameOf, blank, scopes, query, signal, actions, above }) {
+  const search = searchField(`${noun}s`, query.get("search"), draw)
+  const summary = liveText()
+  const place = h("div", loading(`Loading ${noun}s`))
+  const order = query.get("sort") ?? sortBy
+  const list = table({
+    label: title, columns: typeof columns === "function" ? columns(refresh) : columns, signal, rowKey, class: `${noun}s`,
+    sortBy: order.replace("-", ""), descending: order.startsWith("-"), onSort: (key) => setQuery({ sort: key === sortBy ? null : key }),
+  })
+  let all = null
+
+  async function refresh() {
+    all = await load()
+    draw()
+    return Math.max(3000, all.length * 5) // a list of 5,000 is read every 25 seconds
+  }
+
+  function draw() {
+    if (all === null) return
+    const wanted = search.value.trim()
+    const rows = all.filter((row) => nameOf(row).toLowerCase().includes(wanted.toLowerCase()))
+    put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, noun)}` : count(all.length, noun))
+    list.set(rows)
+    swap(place, rows.length ? list.element : all.length ? empty(`No ${noun} matches`, `No name contains "${wanted}".`) : blank())
+  }
+
+  return livePage(pageHead(title, { actions }), { refresh, place, signal, scopes }, above, h("div.toolbar", search, summary), h("section.card.flush", place))
+}
+
 /** The button that opens the form for something new. The address of the page can ask for the form, too. */
 export function createButton(label, query, create) {
   if (query.get("new") && session.can("admin")) queueMicrotask(create)
@@ -243,6 +277,17 @@ export function formDialog(title, make, then) {
     close()
     void then(...results)
   }))
+}
+
+/** Ask before something is done. `send` does it, and `said` is what is shown then, or makes that of the answer. `then` gets the answer. */
+export function ask(title, words, { send, said, kind = "danger", ...options }, then) {
+  formDialog(title, (done) => form(h("p", words), {
+    kind, done, ...options,
+    submit: async () => {
+      const answer = await send()
+      return [typeof said === "function" ? said(answer) : said, answer]
+    },
+  }), then)
 }
 
 /** A row of a list of facts. */
@@ -315,7 +360,7 @@ export function checkbox(label, checked, help = null) {
 
 /**
  * A form with one main action. `submit` runs when it is sent; an error is shown above the buttons. If it returns
- * `[text, ...results]`, the text is shown, and `done` gets the results. `action`, if given, returns what "Copy as" describes.
+ * `[text, ...results]`, the text is shown, and `done` gets the results. `action`, if given, returns what "Copy as" describes. `send` of the element is its button.
  */
 export function form(content, { label, submit, done, kind = "primary", action = null, extra = [] }) {
   const problem = h("div")
@@ -339,7 +384,7 @@ export function form(content, { label, submit, done, kind = "primary", action = 
       },
     },
   }, content, problem, h("footer", extra, action && copyAs(action), send))
-  return { element, send }
+  return Object.assign(element, { send })
 }
 
 // --- copy as
@@ -391,6 +436,11 @@ function place(summary, choices) {
   choices.style.top = `${below ? box.bottom + 4 : box.top - 4 - size.height}px`
   choices.style.left = `${Math.max(Math.min(box.right - size.width, innerWidth - size.width - 8), 8)}px`
   addEventListener("scroll", () => (summary.parentNode.open = false), { once: true, capture: true })
+}
+
+/** A number that should be 0. */
+export function warned(number) {
+  return span(number ? "warn" : "faint", short(number))
 }
 
 /** A cell of a column of numbers: a whole number, or what is given. */
