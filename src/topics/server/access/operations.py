@@ -17,10 +17,11 @@ from topics.engine.engine import Engine
 from topics.engine.routers.graph import Router
 from topics.errors import Code, TopicsError
 from topics.keys import Activity
-from topics.model.consumer import ConsumerRequest
+from topics.model.consumer import CommitRequest, ConsumerRequest
 from topics.model.names import AUDIT
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
+from topics.model.router import PreviewRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import Authenticate, Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest
 from topics.server.http.request import query_string
@@ -38,7 +39,7 @@ class Scope(Flag):
 
 
 CHANGES = Scope.WRITE | Scope.DELETE | Scope.ADMIN  # rights that a read does not need
-
+CONSUME = Scope.READ | Scope.WRITE
 
 NamesIn = Callable[["Engine", str, Any], Iterable[str | UnsetType | None]]
 Effects = Callable[[Mapping[str, str]], bool]
@@ -97,6 +98,10 @@ def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
     return router_names(engine.routers.get(target))[1:]
 
 
+def _previewed(engine: Engine, target: str, wanted: PreviewRequest) -> Iterable[str]:
+    return _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
+
+
 def router_names(router: Router) -> tuple[str, ...]:
     """Return all names that a key must be allowed to use to see the router in a list."""
     return router.name, router.edge.source.name, router.edge.dest.name
@@ -105,6 +110,14 @@ def router_names(router: Router) -> tuple[str, ...]:
 def _schedule_topic(engine: Engine, target: str, _: Any) -> Iterable[str]:
     one = engine.state.schedules.by_name.get(target)
     return () if one is None else (one.config.topic,)
+
+
+def _committed(_: Engine, __: str, wanted: CommitRequest) -> Iterable[str]:
+    return {one.topic for one in wanted.commits}
+
+
+def _field(name: str) -> NamesIn:
+    return lambda _, __, wanted: (getattr(wanted, name),)
 
 
 def _touches(*, default: bool) -> Effects:
@@ -120,26 +133,22 @@ DROP_TOPIC = Operation("drop topic", Scope.DELETE)
 APPEND = Operation("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter}, activity="publish")
 # The contract requires more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
 PUBLISH_CONFIGURED = Operation(
-    "publish with config",
-    Scope.WRITE | Scope.ADMIN,
-    names={"config.dead_letter": _inline_dead_letter},
+    "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter},
     activity="publish",
-)
+)  # fmt: skip
 READ_SCHEMA = Operation("read schema", Scope.READ)
 READ_TIMELINE = Operation("read timeline", Scope.READ)
 DIFF = Operation("diff", Scope.READ, activity="diff")
 # Reading by name begins and moves a consumer, so it needs what storing one needs.
-DIFF_AS_CONSUMER = Operation("diff as consumer", Scope.READ | Scope.WRITE, activity="diff")
+DIFF_AS_CONSUMER = Operation("diff as consumer", CONSUME, activity="diff")
 SCAN = Operation("scan", Scope.READ, activity="diff")
 DELETE_RECORDS = Operation("delete records", Scope.DELETE)
 # A report ends the hold of the records up to its seq, and a PUT of the topic began it: it needs what configuring needs.
 REPORT_ARCHIVED = Operation("report archived", Scope.ADMIN)
 
 WATCH = Operation("watch", Scope.READ, names={"topics": _watched}, activity="watch")
-WATCH_AS_CONSUMER = Operation(
-    "watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched}, activity="watch"
-)
-COMMIT = Operation("commit", Scope.READ | Scope.WRITE, activity="watch")
+WATCH_AS_CONSUMER = Operation("watch as consumer", CONSUME, names={"topics": _watched}, activity="watch")
+COMMIT = Operation("commit", CONSUME, activity="watch")
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
 OPEN_SESSION = Operation("open session", effects=lambda found: True)
 # Every command is authorised by itself. The handshake refuses pages of other sites.
@@ -148,52 +157,33 @@ AUTHENTICATE = Operation("authenticate")  # the command checks the key itself
 UNSUBSCRIBE = Operation("unsubscribe")
 PING = Operation("ping")
 
-CLAIM = Operation("claim", Scope.READ | Scope.WRITE, activity="work")
-WORK = Operation("work", Scope.READ | Scope.WRITE, effects=lambda found: True, activity="work")
+CLAIM = Operation("claim", CONSUME, activity="work")
+WORK = Operation("work", CONSUME, effects=lambda found: True, activity="work")
 ACK = Operation("ack", Scope.WRITE, activity="work")
 NACK = Operation("nack", Scope.WRITE, activity="work")
 EXTEND = Operation("extend", Scope.WRITE, activity="work")
 LIST_JOBS = Operation("list jobs", Scope.READ)
-REDRIVE = Operation("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
+REDRIVE = Operation("redrive", CONSUME | Scope.DELETE, names={"dead_letter": _redriven})
 
-PUT_CONSUMER = Operation("put consumer", Scope.READ | Scope.WRITE)
+PUT_CONSUMER = Operation("put consumer", CONSUME)
 # A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs; and so does
 # its end.
-HOLD_FOR_CONSUMER = Operation("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
-COMMIT_MANY = Operation(
-    "commit many",
-    Scope.READ | Scope.WRITE,
-    names={"commits": lambda _, __, wanted: {one.topic for one in wanted.commits}},
-)
+HOLD_FOR_CONSUMER = Operation("hold for consumer", CONSUME | Scope.ADMIN)
+COMMIT_MANY = Operation("commit many", CONSUME, names={"commits": _committed})
 READ_CONSUMER = Operation("read consumer", Scope.READ)
 LIST_CONSUMERS = Operation("list consumers", Scope.READ)
 DROP_CONSUMER = Operation("drop consumer", Scope.DELETE)
 
-PUT_ROUTER = Operation(
-    "put router",
-    Scope.ADMIN,
-    names={
-        "source": lambda _, __, wanted: (wanted.source,),
-        "dest": lambda _, __, wanted: (wanted.dest,),
-    },
-)
-READ_ROUTER = Operation(
-    "read router", Scope.READ, names={"source and dest of the router": _router_topics}, secret_names=True
-)
+PUT_ROUTER = Operation("put router", Scope.ADMIN, names={"source": _field("source"), "dest": _field("dest")})
+_OF_ROUTER: Mapping[str, NamesIn] = {"source and dest of the router": _router_topics}
+READ_ROUTER = Operation("read router", Scope.READ, names=_OF_ROUTER, secret_names=True)
 LIST_ROUTERS = Operation("list routers", Scope.READ)
 DROP_ROUTER = Operation("drop router", Scope.DELETE)
 PREVIEW_ROUTER = Operation(
-    "preview router",
-    Scope.READ,
-    names={
-        "source, or those of the router": lambda engine, target, wanted: (
-            _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
-        )
-    },
-    secret_names=True,
+    "preview router", Scope.READ, names={"source, or those of the router": _previewed}, secret_names=True
 )
 
-PUT_SCHEDULE = Operation("put schedule", Scope.ADMIN, names={"topic": lambda _, __, wanted: (wanted.topic,)})
+PUT_SCHEDULE = Operation("put schedule", Scope.ADMIN, names={"topic": _field("topic")})
 _OF_SCHEDULE: Mapping[str, NamesIn] = {"topic of the schedule": _schedule_topic}
 READ_SCHEDULE = Operation("read schedule", Scope.READ, names=_OF_SCHEDULE, secret_names=True)
 LIST_SCHEDULES = Operation("list schedules", Scope.READ)
@@ -224,10 +214,7 @@ def _consumes(wanted: WatchRequest | Subscribe) -> bool:
 
 
 MORE: Mapping[type[Any], tuple[Operation, Callable[[Any], bool]]] = {
-    ConsumerRequest: (
-        HOLD_FOR_CONSUMER,
-        lambda wanted: wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET,
-    ),
+    ConsumerRequest: (HOLD_FOR_CONSUMER, lambda wanted: wanted.hold is not UNSET or wanted.max_hold_bytes is not UNSET),
     DiffRequest: (DIFF_AS_CONSUMER, lambda wanted: wanted.consumer is not None),
     WatchRequest: (WATCH_AS_CONSUMER, _consumes),
 }

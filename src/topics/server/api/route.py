@@ -68,7 +68,9 @@ class Route(Struct, frozen=True, eq=False):
     decode: Callable[[bytes, Noted], Any] | None = None  # of `body`, which it is made from if it is not given
     # The same for a body larger than `LARGE_BYTES`.
     decode_steps: Callable[[bytes, Limits, Noted], Steps[Any]] | None = None
-    answers: dict[int, Any] = {}  # status → type of the answer
+    answer: Any = None  # the type of the answer, or the media type of one that is no JSON object
+    statuses: tuple[int, ...] = (200,)
+    answers: dict[int, Any] = {}  # status → type of the answer; of `statuses` if it is not given
     query: tuple[Parameter, ...] = ()
     # Answers before the data is recovered, without an engine. None: such a request is refused with `not_ready`.
     while_recovering: Callable[[Startup, Call], Answer] | None = None
@@ -84,6 +86,8 @@ class Route(Struct, frozen=True, eq=False):
         )
         if self.body is not None and self.decode is None:
             structs.force_setattr(self, "decode", RequestDecoder[Any](self.body).decode)
+        if not self.answers:
+            structs.force_setattr(self, "answers", dict.fromkeys(self.statuses, self.answer))
 
     @property
     def scope(self) -> Scope:
