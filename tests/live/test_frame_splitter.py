@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from wsproto import events
 from wsproto.connection import Connection, ConnectionType
 
-from topics.server.push.websocket.frame_splitter import FrameSplitter
+from topics.server.push.websocket.input import FrameSplitter
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 FIN = 0x80

@@ -13,7 +13,7 @@ from topics.config import Settings
 from topics.server.access.key_ring import KeyRing
 from topics.server.api import guard
 from topics.server.app import TopicsApp
-from topics.server.http.cors import CorsApp
+from topics.server.http.browser_origin import CorsApp
 from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.server import HttpServer

@@ -17,7 +17,7 @@ from tests.simulated.clock import SimClock
 from topics.config import Settings
 from topics.errors import Code, TopicsError
 from topics.model.names import AUDIT
-from topics.server.access.failures import WINDOW_MS, Failures
+from topics.server.access.key_ring import WINDOW_MS, Failures
 
 ROOT = "root-key"
 RECORDS = {"records": [{"data": 1}]}

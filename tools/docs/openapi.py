@@ -27,7 +27,7 @@ from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.route import Route
 from topics.server.api.route_table import ROUTES
-from topics.server.push import scan_formats as formats
+from topics.server.push import scan_stream as formats
 
 FILE = Path(__file__).with_name("openapi_operations.json")
 TEXTS: dict[str, dict[str, Any]] = msgspec.json.decode(FILE.with_name("openapi_texts.json").read_bytes())

@@ -19,8 +19,7 @@ from topics.model.access import StoredKey
 from topics.model.records import Limits
 from topics.server.access.audit import Audit
 from topics.server.access.caller import Quotas
-from topics.server.access.failures import Failures
-from topics.server.access.key_ring import KeyRing
+from topics.server.access.key_ring import Failures, KeyRing
 from topics.server.api.guard import Guard, protected
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import Route, RouteTable

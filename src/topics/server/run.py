@@ -15,7 +15,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
 from topics.server.access.key_ring import KeyRing
-from topics.server.http.cors import CorsApp
+from topics.server.http.browser_origin import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
@@ -35,7 +36,6 @@ from topics.server.http.tls import Certificate
 from topics.server.http.tracing import traced
 from topics.server.limits import os_limits
 from topics.server.limits.loop_holds import Cause
-from topics.server.service_manager import ServiceManager
 from topics.storage.datadir import DataDirError
 from topics.storage.fs import next_step
 
@@ -379,3 +379,41 @@ class Garbage:
         self._note(took_ns)
         if info["generation"] == FULL and took_ns > MAX_PAUSE_NS:
             self._freeze()
+
+
+class ServiceManager:
+    """Messages to systemd, or another manager with its protocol: ready, reloading, stopping, and signs of life.
+
+    Sends nothing if no manager asks for it (`NOTIFY_SOCKET`, `WATCHDOG_USEC`). Signs of life come from the event loop,
+    so a manager with a watchdog restarts a server whose loop hangs.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, environ: Mapping[str, str] = os.environ) -> None:
+        self._loop = loop
+        path = environ.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + path[1:] if path.startswith("@") else path  # an abstract name
+        period_us = environ.get("WATCHDOG_USEC", "0")
+        if self._address and period_us.isdigit() and environ.get("WATCHDOG_PID", "") in ("", str(os.getpid())):
+            self._beat_s = int(period_us) / 2e6
+            if self._beat_s:
+                self._beat()
+
+    def ready(self) -> None:
+        self._send("READY=1")
+
+    def reloading(self) -> None:
+        """Say that settings are read again. `ready` follows."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def _beat(self) -> None:
+        self._send("WATCHDOG=1")
+        self._loop.call_later(self._beat_s, self._beat)
+
+    def _send(self, message: str) -> None:
+        if self._address:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(message.encode(), self._address)

@@ -13,8 +13,7 @@ from topics.clock import Clock
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, UNKNOWN, Caller, Quotas, admit, authorise
-from topics.server.access.failures import Failures
-from topics.server.access.key_ring import KeyRing
+from topics.server.access.key_ring import Failures, KeyRing
 from topics.server.access.operations import CONNECT_SOCKET
 from topics.server.api.route import TOKEN, Call, Route, RouteTable
 from topics.server.api.services import Services

@@ -5,9 +5,8 @@ from typing import Any
 from topics.engine.steps import Steps, once_loaded
 from topics.errors import Code, TopicsError
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
-from topics.server.access.caller import ANYONE
+from topics.server.access.caller import ANYONE, with_near_names
 from topics.server.access.operations import CHANGES, Scope
-from topics.server.access.suggestions import with_near_names
 from topics.server.api.guard import Decision, Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup

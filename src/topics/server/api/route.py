@@ -27,7 +27,7 @@ from topics.model.records import Limits
 from topics.model.wire import UnknownField
 from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
-from topics.server.http.cors import WARNINGS
+from topics.server.http.browser_origin import WARNINGS
 from topics.server.http.messages import (
     JSON,
     NO_ROUTE,

@@ -17,8 +17,7 @@ from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.server.access.audit import Audit
 from topics.server.access.caller import Caller, Quotas
-from topics.server.access.failures import Failures
-from topics.server.access.key_ring import KeyRing
+from topics.server.access.key_ring import Failures, KeyRing
 from topics.server.http.messages import Request
 from topics.server.http.server import HttpServer
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples

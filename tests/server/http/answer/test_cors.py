@@ -1,6 +1,6 @@
 """CORS fields of answers, with an application that accepts every request."""
 
-from topics.server.http.cors import CorsApp
+from topics.server.http.browser_origin import CorsApp
 from topics.server.http.messages import Answer, App, Deferred, Request, Response, Stream
 
 PAGE = b"https://app.example"

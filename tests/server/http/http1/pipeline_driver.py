@@ -5,9 +5,9 @@ from typing import Any
 from tests.server.harness import request
 from topics.server.http.answers import AnswerHeads
 from topics.server.http.exchange import Exchange
-from topics.server.http.http1.pipeline import Pipeline
-from topics.server.http.http1.pipeline_state import (
+from topics.server.http.http1.pipeline import (
     ConnectionState,
+    Pipeline,
 )
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Request, Response, Stream, Upgrade

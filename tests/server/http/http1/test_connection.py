@@ -8,8 +8,7 @@ import pytest
 
 from tests.server.harness import FakeApp, request
 from topics.server.http.http1.connection import Connection
-from topics.server.http.http1.pipeline import Pipeline
-from topics.server.http.http1.pipeline_state import ABORTED, AWAITING, CLOSED, IDLE
+from topics.server.http.http1.pipeline import ABORTED, AWAITING, CLOSED, IDLE, Pipeline
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.server import HttpServer

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.harness import request
 from tests.server.http.http1.pipeline_driver import CHUNKED, EXPECT, Driver, bodies
-from topics.server.http.http1.pipeline_state import (
+from topics.server.http.http1.pipeline import (
     ABORT,
     ABORTED,
     ACTIVE,

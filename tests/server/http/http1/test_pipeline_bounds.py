@@ -6,7 +6,7 @@ from tests.server.harness import request
 from tests.server.http.http1.pipeline_driver import CHUNKED, UPGRADE, Driver, SilentUpgrade, bodies
 from topics.errors import Code, TopicsError
 from topics.server.http.http1.intake import MAX_PIECES, TURN_NS
-from topics.server.http.http1.pipeline_state import (
+from topics.server.http.http1.pipeline import (
     FINISHING,
     LINGERING,
 )

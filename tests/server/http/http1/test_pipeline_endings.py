@@ -3,8 +3,7 @@
 from tests.server.harness import request
 from tests.server.http.http1.pipeline_driver import CHUNKED, UPGRADE, Driver, SilentStream, SilentUpgrade, bodies
 from topics.errors import Code, TopicsError
-from topics.server.http.http1.pipeline import Wait
-from topics.server.http.http1.pipeline_state import (
+from topics.server.http.http1.pipeline import (
     ABORTED,
     CLOSE,
     CLOSED,
@@ -14,6 +13,7 @@ from topics.server.http.http1.pipeline_state import (
     LINGERING,
     STREAMING,
     UPGRADING,
+    Wait,
 )
 from topics.server.http.messages import Deferred, Response
 

@@ -26,8 +26,7 @@ from topics.server.http.request import query_string
 from topics.server.http.request.unknown_fields import note
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import json_when_done, shown_ms, when_done
-from topics.server.push import scan_formats as formats
-from topics.server.push.scan_stream import ScanStream
+from topics.server.push.scan_stream import ScanStream, format_for
 
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
@@ -143,7 +142,7 @@ def scan(services: Services, call: Call) -> Answer:
         from_ts=wanted.from_ts,
         epoch=wanted.epoch,
     )
-    form = formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
+    form = format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
     services.check_ready()
     if services.throttle.pressed:
         services.throttle.check(name)

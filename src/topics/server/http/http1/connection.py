@@ -13,9 +13,8 @@ from typing import Any, cast
 from topics.errors import TopicsError
 from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failure
 from topics.server.http.exchange import PREFACE, Exchange, ExchangeConnection, Service
-from topics.server.http.http1 import pipeline_state as states
-from topics.server.http.http1.pipeline import Pipeline, Wait
-from topics.server.http.http1.pipeline_state import AWAITING, CLOSED, IDLE, STREAMING
+from topics.server.http.http1 import pipeline as states
+from topics.server.http.http1.pipeline import AWAITING, CLOSED, IDLE, STREAMING, Pipeline, Wait
 from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade
 from topics.server.http.request.head import Known
 from topics.server.limits.budget import BODIES, SMALL_BYTES

@@ -18,9 +18,8 @@ from topics.errors import TopicsError, invalid
 from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
-from topics.server.access.caller import Slot, authorise, bind
+from topics.server.access.caller import Slot, authorise, bind, with_near_names
 from topics.server.access.operations import CHANGES, operation_of
-from topics.server.access.suggestions import with_near_names
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.subscription_set import (
     SubscriptionSet,
