@@ -1,6 +1,7 @@
-"""Read a whole segment once and check all of it. For offline commands: servers check each part when they read it.
+"""Read a whole segment once and check all of it. `verify`, `repair`, backups and the scrub all find damage here.
 
-`taken` gets every byte, so a backup checks a segment while it copies it.
+Servers check each part of a segment when a reader needs it. `taken` gets every byte, so a backup checks a segment while
+it copies it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topics.errors import Corrupt
+from topics.errors import Corrupt, DamageReport
+from topics.storage.fs import Fs, absence
 from topics.storage.segments import codec
 from topics.storage.segments.columns import Columns, runs
 
@@ -30,6 +32,12 @@ class Problem(NamedTuple):
     high: int = 0
     whole: bool = False  # not even the columns can be read
 
+    def report(self, path: str, topic: str, first: int, *, earliest: int = 1, offset: int = 0) -> DamageReport:
+        """Return the report for a segment at `offset` of a file, whose first record has the seq `first`."""
+        low, high = max(first + self.low, earliest), first + self.high - 1
+        seqs = (low, high) if low <= high else None
+        return DamageReport(path, offset + self.offset, self.what, topic=topic, seqs=seqs, harmless=seqs is None)
+
 
 class Examined(NamedTuple):
     """The readable content of a segment, and its problems."""
@@ -40,7 +48,33 @@ class Examined(NamedTuple):
     problems: list[Problem]
 
 
-def examine(read: Read, size_bytes: int, *, path: str, known: codec.Footer | None = None, taken: Taken) -> Examined:
+def pass_by(at: int, data: bytes) -> None:
+    """Take bytes that nothing but the check needs."""
+
+
+def examine_file(
+    fs: Fs, path: str, known: codec.Footer | None, *, part: tuple[int, int] | None = None, stored: bool = False,
+    taken: Taken = pass_by,
+) -> Examined:  # fmt: skip
+    """Check the segment in a file, or in a part of it (offset and size). With `stored`, bypass the page cache.
+
+    A file that is missing or cannot be read is a problem of all records.
+    """
+    try:
+        file = fs.open(path)
+        try:
+            start, size_bytes = part or (0, file.size())
+            pread = file.pread_stored if stored else file.pread
+            return examine(lambda size, at: pread(size, start + at), size_bytes, path=path, known=known, taken=taken)
+        finally:
+            file.close()
+    except OSError as error:
+        return Examined(known, None, b"", [Problem(0, absence(error), 0, known.count if known else 0, whole=True)])
+
+
+def examine(
+    read: Read, size_bytes: int, *, path: str, known: codec.Footer | None = None, taken: Taken = pass_by
+) -> Examined:
     """Check a segment. `known` is its footer in a snapshot; with it, a damaged footer in the file loses no record."""
     problems: list[Problem] = []
     footer = _footer(read, size_bytes, path=path, known=known, problems=problems)

@@ -15,8 +15,8 @@ UNFINISHED = ".partial"  # marks an incomplete copy
 
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
 _SUBDIRS = ("wal", "segments", "snapshots", "ledger")
-_FILES = ("FORMAT", "VERSION", "REPLICA", "SAMPLES")
-_OURS = frozenset({"LOCK", *_FILES, *(name + TEMP_SUFFIX for name in _FILES), *_SUBDIRS})
+FILES = ("LOCK", "FORMAT", "VERSION", "REPLICA", "SAMPLES")
+_OURS = frozenset({*FILES, *(name + TEMP_SUFFIX for name in FILES), *_SUBDIRS})
 
 
 class DataDirError(Exception):
@@ -61,7 +61,7 @@ class DataDir(DataLayout):
         with self._opening("used", f"stop it {another}", f", {another}"):
             self.fs.mkdir(self.root)
             self._refuse_foreign()
-            self._lock = self.fs.lock(self._path("LOCK"))
+            self._lock = self.fs.lock(self.file_path("LOCK"))
             if not self.declared:
                 if self._holds_data():
                     raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
@@ -80,7 +80,7 @@ class DataDir(DataLayout):
             if not {"FORMAT", *_SUBDIRS}.intersection(names):
                 raise self._error("is no data directory of ours: there is neither a FORMAT file nor a log in it")
             if "LOCK" in names:
-                self._lock = self.fs.lock_shared(self._path("LOCK"))
+                self._lock = self.fs.lock_shared(self.file_path("LOCK"))
 
     def begin(self) -> None:
         """Open an empty directory, or an unfinished copy, as the target of a copy. Raise `DataDirError`.
@@ -92,13 +92,13 @@ class DataDir(DataLayout):
             self._refuse_foreign()
             if UNFINISHED not in self.fs.listdir(self.root) and self._holds_data():
                 raise self._error("holds data and has lost its FORMAT file; choose another directory")
-            self._lock = self.fs.lock(self._path("LOCK"))
-            self.fs.open(self._path(UNFINISHED), create=True).close()
+            self._lock = self.fs.lock(self.file_path("LOCK"))
+            self.fs.open(self.file_path(UNFINISHED), create=True).close()
             self._make_folders()
 
     def _make_folders(self) -> None:
         for name in _SUBDIRS:
-            self.fs.mkdir(self._path(name))
+            self.fs.mkdir(self.file_path(name))
         self.sweep()
 
     def complete(self) -> None:
@@ -109,7 +109,7 @@ class DataDir(DataLayout):
         self.sign()
         self.note_version()
         with suppress(FileNotFoundError):
-            self.fs.unlink(self._path(UNFINISHED))
+            self.fs.unlink(self.file_path(UNFINISHED))
         self.fs.sync_dir(self.root)
 
     def sign(self) -> None:
@@ -127,7 +127,7 @@ class DataDir(DataLayout):
         """Write VERSION. In a new directory, call this after the log has begun: VERSION shows that there is one."""
         if self.written_by != __version__:
             with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
-                self.write_file(self._path("VERSION"), [b"%b\n" % __version__.encode()])
+                self.write_file(self.file_path("VERSION"), [b"%b\n" % __version__.encode()])
                 self.written_by = __version__
 
     @property
@@ -145,15 +145,15 @@ class DataDir(DataLayout):
 
     @property
     def declared(self) -> bool:
-        return self.fs.exists(self._path("FORMAT"))
+        return self.fs.exists(self.file_path("FORMAT"))
 
     def check_format(self) -> None:
         """Raise `DataDirError` unless this program knows the format that FORMAT names."""
         if not self.declared:
             raise self._error("has lost its FORMAT file; restore the directory from a backup")
-        if self.fs.exists(self._path("VERSION")):
-            self.written_by = read_whole(self.fs, self._path("VERSION")).decode("utf-8", "replace").strip()
-        text = read_whole(self.fs, self._path("FORMAT"))
+        if self.fs.exists(self.file_path("VERSION")):
+            self.written_by = read_whole(self.fs, self.file_path("VERSION")).decode("utf-8", "replace").strip()
+        text = read_whole(self.fs, self.file_path("FORMAT"))
         found = _FORMAT.fullmatch(text)
         if found is None:
             raise self._error(f"has a damaged FORMAT file ({text[:40]!r}); restore the directory from a backup")
@@ -171,7 +171,7 @@ class DataDir(DataLayout):
     def is_there(self) -> bool:
         """Whether the opened directory still has its LOCK file. Writes to a removed or renamed directory are lost."""
         try:
-            return self.fs.exists(self._path("LOCK"))
+            return self.fs.exists(self.file_path("LOCK"))
         except OSError:
             return True  # unknown: the next write reports the error
 
@@ -217,10 +217,10 @@ class DataDir(DataLayout):
             )
 
     def _holds_data(self) -> bool:
-        return any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS)
+        return any(self.fs.exists(self.file_path(name)) and self.fs.listdir(self.file_path(name)) for name in _SUBDIRS)
 
     def _write_format(self) -> None:
-        self.write_file(self._path("FORMAT"), [b"topics-data %d\n" % FORMAT_VERSION])
+        self.write_file(self.file_path("FORMAT"), [b"topics-data %d\n" % FORMAT_VERSION])
 
     def _sync_parents(self) -> None:
         """Make the name of the directory durable, and the names of all directories above it."""
@@ -232,7 +232,7 @@ class DataDir(DataLayout):
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
 
-    def _path(self, name: str) -> str:
+    def file_path(self, name: str) -> str:
         return posixpath.join(self.root, name)
 
     def _error(self, text: str) -> DataDirError:

@@ -21,7 +21,7 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -64,8 +64,13 @@ class NotAFile(FileNotFoundError):
         super().__init__(errno.EINVAL, f"this is {kind}, not a regular file", path)
 
 
-def absence(error: FileNotFoundError) -> str:
-    return str(error.strerror) if isinstance(error, NotAFile) else "the file is missing"
+def absence(error: OSError) -> str:
+    """Return why a file cannot be read."""
+    if isinstance(error, NotAFile):
+        return str(error.strerror)
+    return (
+        "the file is missing" if isinstance(error, FileNotFoundError) else f"the file cannot be read: {error.strerror}"
+    )
 
 
 def next_step(error: OSError) -> str:
@@ -93,6 +98,11 @@ def read_whole(fs: Fs, path: str) -> bytes:
         raise
     finally:
         file.close()
+
+
+def reader_of(data: bytes) -> Callable[[int, int], bytes]:
+    """Return what reads bytes in memory as `File.pread` reads a file."""
+    return lambda size, at: data[at : at + size]
 
 
 class Fs:

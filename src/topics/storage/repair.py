@@ -15,12 +15,12 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from topics.errors import Corrupt
+from topics.errors import Corrupt, DamageReport
 from topics.storage import snapshot as snap
 from topics.storage.backup_files import newest_snapshot, tail_problems
 from topics.storage.check import Examined, Read, examine
 from topics.storage.datadir import DataDir
-from topics.storage.fs import File, Fs, ReadOnlyFs, read_whole
+from topics.storage.fs import File, Fs, ReadOnlyFs, read_whole, reader_of
 from topics.storage.log import walfile
 from topics.storage.replica.history import History, State
 from topics.storage.replica.objects import FileRef, pieces_of
@@ -80,7 +80,7 @@ class Replica:
     def file(self, path: str) -> Held | None:
         if path.endswith(".wal"):
             data = self._log(int(posixpath.basename(path).removesuffix(".wal")))
-            return _reader(data), len(data)
+            return reader_of(data), len(data)
         if (ref := self._files.get(path)) is None:
             return None
         return partial(self._history.bucket.get_range, ref.name), ref.size_bytes
@@ -131,7 +131,7 @@ class _Repair:
         if snapshot.wal_number:
             path = self._dir.snapshot_path(snapshot.wal_number)
             data = read_whole(self._fs, path)
-            if bad := snap.damaged_copies(data):
+            if bad := snap.damaged_copies(reader_of(data), len(data)):
                 half = len(data) // 2
                 self._dir.write_file(path, [data[half - bad[0] : len(data) - bad[0]] * 2])
                 self._note(path, bad[0], half, "from its other copy")
@@ -148,22 +148,20 @@ class _Repair:
             self._missing_file(topic, ref, footer, path)
             return
         try:
-            found = _examine(file, footer)
+            found = examine(file.pread, file.size(), path=path, known=footer)
             if found.problems and _is_whole(found):
                 self._ends(file, topic, footer)
-                found = _examine(file, footer)
+                found = examine(file.pread, file.size(), path=path, known=footer)
             if found.problems and found.columns is not None:
                 for problem in found.problems:
                     self._data(file, topic, footer, found.columns, problem.offset)
                 if any(problem.offset >= footer.flags_at for problem in found.problems):
                     self._flags(file, topic, ref, footer, found.flags)
                 file.datasync()
-                found = _examine(file, footer)
+                found = examine(file.pread, file.size(), path=path, known=footer)
         finally:
             file.close()
-        for problem in found.problems:
-            first, last = ref.first + problem.low, ref.first + problem.high - 1
-            self._lacks(f"{path} at byte {problem.offset}: {problem.what}", topic.name, first, last)
+        self.done.missing += [problem.report(path, topic.name, ref.first) for problem in found.problems]
 
     def _ends(self, file: File, topic: snap.TopicSnapshot, footer: codec.Footer) -> None:
         """Repair the first bytes and the footer, which follow from the snapshot, and the index."""
@@ -218,10 +216,10 @@ class _Repair:
 
     def _missing_file(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef, footer: codec.Footer, path: str) -> None:
         """Copy a file that is missing, unless that would bring deleted records back."""
-        last, what = ref.first + ref.count - 1, "the file is missing"
+        what = "the file is missing"
         for read, _ in self._sources(topic, footer, older=False):
             data = read(footer.file_bytes, 0)
-            found = examine(_reader(data), len(data), path=path, known=footer, taken=_ignore)
+            found = examine(reader_of(data), len(data), path=path, known=footer)
             if found.problems:
                 break
             marks = codec.decode_flags(found.flags) or bytearray(footer.count)
@@ -234,7 +232,8 @@ class _Repair:
             self._dir.write_file(path, [data[: footer.flags_at], flags, data[footer.flags_at + len(flags) :]])
             self._note(path, 0, len(data))
             return
-        self._lacks(f"{path} at byte 0: {what}", topic.name, ref.first, last)
+        seqs = ref.first, ref.first + ref.count - 1
+        self.done.missing.append(DamageReport(path, 0, what, topic=topic.name, seqs=seqs))
 
     def _pending(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> bytes:
         """Return the marks that the file of the source may lack."""
@@ -267,8 +266,8 @@ class _Repair:
                 self._write(file, ref.offset, data)
                 file.sync()
             elif problems:
-                what = f"{path} at byte {ref.offset}: the last records of a topic are damaged"
-                self._lacks(what, topic.name, topic.tail_first, topic.head)
+                what, seqs = "the last records of a topic are damaged", (topic.tail_first, topic.head)
+                self.done.missing.append(DamageReport(path, ref.offset, what, topic=topic.name, seqs=seqs))
         finally:
             file.close()
 
@@ -294,7 +293,8 @@ class _Repair:
                     self._write(file, item.at, good)
                     data = patched
                 else:
-                    self.done.missing.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
+                    what = f"{item.end - item.at} damaged bytes in the log"
+                    self.done.missing.append(DamageReport(path, item.at, what))
             file.datasync()
         finally:
             file.close()
@@ -311,21 +311,6 @@ class _Repair:
     def _note(self, path: str, at: int, size_bytes: int, origin: str = "from the source") -> None:
         self.done.bytes += size_bytes
         self.done.ranges.append(f"{path}, bytes {at} to {at + size_bytes - 1}, {origin}")
-
-    def _lacks(self, text: str, topic: str, first: int, last: int) -> None:
-        self.done.missing.append(text + (f"; topic {topic}, seqs {first} to {last}" if first <= last else ""))
-
-
-def _reader(data: bytes) -> Read:
-    return lambda size, at: data[at : at + size]
-
-
-def _ignore(at: int, data: bytes) -> None:
-    pass
-
-
-def _examine(file: File, footer: codec.Footer) -> Examined:
-    return examine(file.pread, file.size(), path=file.path, known=footer, taken=_ignore)
 
 
 def _is_same_tail(bad: bytes, good: bytes, topic: snap.TopicSnapshot, known: snap.TopicSnapshot | None) -> bool:

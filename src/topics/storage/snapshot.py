@@ -29,6 +29,7 @@ from msgspec.structs import astuple
 
 from topics.errors import Corrupt, UnknownFormat
 from topics.model.topic import TopicConfig
+from topics.storage.fs import reader_of
 from topics.storage.worker import INLINE, Worker, rested
 
 MAGIC = b"TOPICSNP"
@@ -44,8 +45,8 @@ COPIED_BOOT_ID = "copied"  # of a snapshot that another machine may have written
 VERSION = 1
 TOPICS_A_PART = 64
 KEYS_A_PART = 4096
+READ_BYTES = 1 << 20
 _HEADER = struct.Struct("<8sIIQ")
-_sum64 = xxhash.xxh3_64_intdigest
 
 
 class SegmentRef(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -222,24 +223,26 @@ def decode(data: bytes, *, path: str, number: int | None = None) -> Snapshot:
     Raise `UnknownFormat` if another version of topics wrote it: its checksum is right.
     """
     half, odd = divmod(len(data), 2)
-    for copy in (0, half):
-        one = data[copy : copy + half]
-        if not odd and len(one) >= _HEADER.size + 8 and _sum64(one[:-8]) == int.from_bytes(one[-8:], "little"):
-            snapshot = _decode_one(one, path)
+    bad = damaged_copies(reader_of(data), len(data))
+    for copy in (0, half) if not odd and half >= _HEADER.size + 8 else ():
+        if copy not in bad:
+            snapshot = _decode_one(data[copy : copy + half], path)
             if number is not None and snapshot.wal_number != number:
                 raise Corrupt(path, copy, f"the file has the bytes of snapshot {snapshot.wal_number}")
             return snapshot
     raise Corrupt(path, 0, "both copies of a snapshot are damaged or cut short")
 
 
-def damaged_copies(data: bytes) -> list[int]:
-    """Return the offsets of the copies that do not match their checksum."""
-    half = len(data) // 2
-    return [
-        at
-        for at in (0, half)
-        if _sum64(data[at : at + half - 8]) != int.from_bytes(data[at + half - 8 : at + half], "little")
-    ]
+def damaged_copies(read: Callable[[int, int], bytes], size_bytes: int) -> list[int]:
+    """Return the offsets of the copies that do not match their checksum. `read` takes a size and an offset."""
+    half, bad = size_bytes // 2, []
+    for start in (0, half):
+        checksum, end = xxhash.xxh3_64(), start + half - 8
+        for at in range(start, end, READ_BYTES):
+            checksum.update(read(min(READ_BYTES, end - at), at))
+        if checksum.intdigest() != int.from_bytes(read(8, end), "little"):
+            bad.append(start)
+    return bad
 
 
 def _decode_one(data: bytes, path: str) -> Snapshot:

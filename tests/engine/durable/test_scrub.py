@@ -56,7 +56,7 @@ def test_damage_is_reported_once_and_costs_no_reader_a_record(caplog: pytest.Log
     scrub_round(server, scrub)
     scrub_round(server, scrub)
     [found] = scrub.damage()
-    assert (found.place.path, found.first_seq, found.last_seq) == (path, 1, 3)
+    assert (found.path, found.seqs) == (path, (1, 3))
     assert len([one for one in caplog.records if one.message == "damage_found"]) == 1
     assert server.engine.topic("t").losses.total == 0
     server.disk.flip(path, 8 * 20)  # repaired
@@ -65,13 +65,13 @@ def test_damage_is_reported_once_and_costs_no_reader_a_record(caplog: pytest.Log
     assert len(server.data("t")) == 10
 
 
-@pytest.mark.parametrize(("suffix", "seqs"), [(".tails", (10, 10)), (".snap", (1, 0))])
-def test_damage_outside_of_segments_is_found(suffix: str, seqs: tuple[int, int]):
+@pytest.mark.parametrize(("suffix", "seqs"), [(".tails", (10, 10)), (".snap", None)])
+def test_damage_outside_of_segments_is_found(suffix: str, seqs: tuple[int, int] | None):
     server = written()
     scrub = scrub_of(server)
     server.disk.flip(file_of(server, suffix), 8 * 30)
     scrub_round(server, scrub)
-    assert [(one.first_seq, one.last_seq) for one in scrub.damage()] == [seqs]
+    assert [one.seqs for one in scrub.damage()] == [seqs]
 
 
 def test_damage_of_a_snapshot_ends_with_the_next_snapshot():
@@ -91,7 +91,7 @@ def test_missing_segment_is_found_before_it_is_read():
     server.disk.unlink(file_of(server, ".seg"))
     scrub_round(server, scrub)
     [found] = scrub.damage()
-    assert (found.what, found.first_seq, found.last_seq) == ("the file is missing", 1, 3)
+    assert (found.what, found.seqs) == ("the file is missing", (1, 3))
 
 
 @pytest.mark.parametrize("change", ["delete", "drop", "seal", "checkpoint"])
@@ -134,7 +134,7 @@ def test_segment_that_moves_to_the_cold_folder_is_checked_there():
     path = next(path for path in server.disk.files() if path.startswith("/cold/") and path.endswith(".seg"))
     server.disk.flip(path, 8 * 20)
     scrub_round(server, scrub)
-    assert [one.place.path for one in scrub.damage()] == [path]
+    assert [one.path for one in scrub.damage()] == [path]
 
 
 def test_scrub_keeps_to_its_rate():

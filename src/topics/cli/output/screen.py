@@ -150,7 +150,8 @@ def pretty_json(value: object) -> str:
     """Return JSON for standard output: indented on a terminal, and one line for programs, which may read lines."""
     import msgspec
 
-    return msgspec.json.format(msgspec.json.encode(value), indent=2 if sys.stdout.isatty() else 0).decode()
+    encoded = msgspec.json.encode(value, enc_hook=str)  # a report of damage is a string with attributes
+    return msgspec.json.format(encoded, indent=2 if sys.stdout.isatty() else 0).decode()
 
 
 def confirm(question: str) -> None:

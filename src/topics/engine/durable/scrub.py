@@ -13,18 +13,19 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import xxhash
-
 from topics import logs
 from topics.clock import Clock
 from topics.engine.state.snapshot_parts import SavedTail
 from topics.engine.state.topic import Topic
-from topics.storage.check import Problem, examine
+from topics.errors import DamageReport
+from topics.storage import snapshot as snap
+from topics.storage.check import Problem, examine_file
 from topics.storage.data_layout import holds_topics
 from topics.storage.fs import absence, read_whole
 from topics.storage.log import walfile
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
+from topics.storage.worker import rested
 
 if TYPE_CHECKING:
     from topics.engine.durable.store import Store
@@ -55,16 +56,6 @@ class Place(NamedTuple):
         return not self.topic.gone and self.topic.saved_tail is self.owner
 
 
-class Found(NamedTuple):
-    """Damage. `first_seq` is above `last_seq` if no record depends on it."""
-
-    place: Place
-    offset: int
-    what: str
-    first_seq: int
-    last_seq: int
-
-
 class Scrub:
     """Checks one batch of places after another. `tick` is called often, on the thread that owns the state."""
 
@@ -79,13 +70,13 @@ class Scrub:
         self._round_bytes = self._last_round_bytes = 0
         self._due_ns = clock.monotonic_ns()
         self._running = self._begun = False
-        self._found: dict[tuple[str, int], Found] = {}
+        self._found: list[tuple[Place, DamageReport]] = []
 
-    def damage(self) -> list[Found]:
+    def damage(self) -> list[DamageReport]:
         """Return the damage that was found and is still there."""
         number = self._store.snapshot_number
-        self._found = {key: one for key, one in self._found.items() if one.place.is_current(number)}
-        return list(self._found.values())
+        self._found = [found for found in self._found if found[0].is_current(number)]
+        return [report for _, report in self._found]
 
     def tick(self) -> None:
         """Begin the next batch if it is due."""
@@ -172,75 +163,56 @@ class Scrub:
         """Report new damage of a place, and forget what was repaired. Skip a place that was replaced meanwhile."""
         if not place.is_current(self._store.snapshot_number):
             return
-        topic, offsets = place.topic, {place.offset + one.offset for one in problems}
-        self._found = {
-            key: one for key, one in self._found.items() if one.place.path != place.path
-            or one.place.offset != place.offset or key[1] in offsets
-        }  # fmt: skip
-        first = 0
-        if place.owner is not None:
-            first = place.owner.first if isinstance(place.owner, SealedSegment) else place.owner.look.first
-        for one in problems:
-            key = place.path, place.offset + one.offset
-            first_seq = max(first + one.low, topic.earliest) if topic is not None else 1
-            last_seq = first + one.high - 1 if topic is not None else 0
-            if key in self._found or len(self._found) >= MAX_FOUND:
-                continue
-            self._found[key] = Found(place, key[1], one.what, first_seq, last_seq)
-            log.error(
-                "damage_found", topic="" if topic is None else topic.name, file=key[0], offset=key[1], what=one.what,
-                first_seq=first_seq, last_seq=last_seq,
-                hint="stop the server and run `topics repair DIR --from BACKUP`, before readers need these records",
-            )  # fmt: skip
+        topic, at, owner = place.topic, (place.path, place.offset), place.owner
+        name, earliest = ("", 1) if topic is None else (topic.name, topic.earliest)
+        first = 0 if owner is None else owner.first if isinstance(owner, SealedSegment) else owner.look.first
+        reports = [one.report(place.path, name, first, earliest=earliest, offset=place.offset) for one in problems]
+        was = {report.offset for other, report in self._found if (other.path, other.offset) == at}
+        self._found = [found for found in self._found if (found[0].path, found[0].offset) != at]
+        for report in reports:
+            if len(self._found) >= MAX_FOUND:
+                return
+            self._found.append((place, report))
+            if report.offset not in was:
+                first_seq, last_seq = report.seqs or (1, 0)
+                log.error(
+                    "damage_found", topic=name, file=report.path, offset=report.offset, what=report.what,
+                    first_seq=first_seq, last_seq=last_seq,
+                    hint="stop the server and run `topics repair DIR --from BACKUP`, before readers need these records",
+                )  # fmt: skip
 
     # --- on the worker
 
     def _problems(self, place: Place) -> list[Problem]:
-        fs, count = self._store.fs, 0 if place.known is None else place.known.count
+        fs, path, owner = self._store.fs, place.path, place.owner
+        if owner is not None:
+            part = None if place.known is not None else (place.offset, place.size_bytes)
+            problems = examine_file(fs, path, place.known, part=part, stored=True, taken=self._rest).problems
+            cold = isinstance(owner, SealedSegment) and owner.cold and bool(problems) and not fs.exists(path)
+            unmounted = cold and not holds_topics(fs, posixpath.dirname(posixpath.dirname(path)))
+            return [] if unmounted else problems
         try:
-            if place.topic is None:
-                return self._whole(place.path)
-            file = fs.open(place.path)
-            try:
-                size_bytes = file.size() if place.known is not None else place.size_bytes
-
-                def read(size: int, at: int) -> bytes:
-                    return file.pread_stored(size, place.offset + at)
-
-                return examine(read, size_bytes, path=place.path, known=place.known, taken=self._rest).problems
-            finally:
-                file.close()
-        except FileNotFoundError as error:
-            cold = isinstance(place.owner, SealedSegment) and place.owner.cold
-            if cold and not holds_topics(fs, posixpath.dirname(posixpath.dirname(place.path))):
-                return []  # the disk is not mounted
-            return [Problem(0, absence(error), 0, count, whole=True)] if place.topic is not None else []
+            if path.endswith(".snap"):
+                bad, what = self._damaged_copies(path), "one of the two copies of a snapshot is damaged"
+                return [Problem(at, what) for at in bad]
+            items = rested(self._store.worker, walfile.scan(read_whole(fs, path)))
+            damaged = [item for item in items if isinstance(item, walfile.Damage) and not item.torn]
+            return [Problem(item.at, f"{item.end - item.at} damaged bytes in the log") for item in damaged]
+        except FileNotFoundError:
+            return []  # the last checkpoint has removed it
         except OSError as error:
-            return [Problem(0, f"the file cannot be read: {error.strerror}", 0, count, whole=True)]
+            return [Problem(0, absence(error))]
 
-    def _whole(self, path: str) -> list[Problem]:
-        if path.endswith(".snap"):
-            return self._snapshot(path)
-        problems = []
-        for item in walfile.scan(read_whole(self._store.fs, path)):
-            if isinstance(item, walfile.Damage) and not item.torn:
-                problems.append(Problem(item.at, f"{item.end - item.at} damaged bytes in the log"))
-            self._rest()
-        return problems
-
-    def _snapshot(self, path: str) -> list[Problem]:
-        """Compare both copies with their checksums, without holding them in memory."""
+    def _damaged_copies(self, path: str) -> list[int]:
+        """Return the copies of a snapshot that are damaged, without holding one in memory."""
         file = self._store.fs.open(path)
         try:
-            half, problems = file.size() // 2, []
-            for start in (0, half):
-                checksum = xxhash.xxh3_64()
-                for at in range(start, start + half - 8, BATCH_BYTES):
-                    checksum.update(file.pread_stored(min(BATCH_BYTES, start + half - 8 - at), at))
-                    self._rest()
-                if checksum.intdigest() != int.from_bytes(file.pread_stored(8, start + half - 8), "little"):
-                    problems.append(Problem(start, "one of the two copies of a snapshot is damaged"))
-            return problems
+
+            def read(size: int, at: int) -> bytes:
+                self._rest()
+                return file.pread_stored(size, at)
+
+            return snap.damaged_copies(read, file.size())
         finally:
             file.close()
 

@@ -22,8 +22,8 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, DamageReport, UnknownFormat
 from topics.storage import snapshot as snap
-from topics.storage.check import Examined, Problem, examine
-from topics.storage.datadir import DataDir, DataDirError, UnknownVersion
+from topics.storage.check import Problem, examine_file
+from topics.storage.datadir import FILES, DataDir, DataDirError, UnknownVersion
 from topics.storage.fs import Fs, ReadOnlyFs, absence, next_step
 from topics.storage.log.log_files import newest_snapshot
 from topics.storage.segments import codec
@@ -150,31 +150,15 @@ class _Verifier:
         for path in paths:
             if path in self._named:
                 continue
-            text = f"{path}: nothing refers to this file; a server does not read it"
-            if path.endswith(".seg"):
-                examined = self._examine_file(path, None)
-                if examined.problems:
-                    text += f" (damaged: {examined.problems[0].what})"
-            self.report.notes.append(text)
+            problems = examine_file(self.fs, path, None, taken=self._step).problems if path.endswith(".seg") else ()
+            damaged = f" (damaged: {problems[0].what})" if problems else ""
+            self.report.notes.append(f"{path}: nothing refers to this file; a server does not read it{damaged}")
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {
-            "LOCK",
-            "FORMAT",
-            "VERSION",
-            "REPLICA",
-            "SAMPLES",
-            "wal",
-            "segments",
-            "snapshots",
-            "ledger",
-            "lost+found",
-        }
-        numbered = {posixpath.basename(path) for path in paths} | {str(n) for n in self.dir.topic_ids()}
-        for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
-            for name in self.fs.listdir(folder):
-                if name not in numbered and not (folder == self.dir.root and name in known):
-                    path = posixpath.join(folder, name)
-                    self.report.notes.append(f"{path}: not a file of ours, or an unfinished one")
+        folders += map(self.dir.topic_dir, self.dir.topic_ids())
+        known = {*paths, *folders, self.dir.ledger_dir, *(self.dir.file_path(name) for name in (*FILES, "lost+found"))}
+        found = (posixpath.join(folder, name) for folder in folders for name in self.fs.listdir(folder))
+        unknown = [path for path in found if path not in known]
+        self.report.notes += [f"{path}: not a file of ours, or an unfinished one" for path in unknown]
 
     # --- the snapshot
 
@@ -205,13 +189,12 @@ class _Verifier:
             self._lacks_cold = True
             return
         footer = codec.Footer(*ref.footer)
-        examined = self._examine_file(path, footer)
+        examined = examine_file(self.fs, path, footer, taken=self._step)
         if (footer.topic_id, footer.first, footer.count) != (found.topic_id, ref.first, ref.count):
             self._found(path, 0, "the snapshot's own entries about this segment differ", REPORT, topic=found.name)
         self._problems[found.topic_id, ref.first] = examined.problems
         for problem in examined.problems:
-            first, last = max(ref.first + problem.low, found.earliest), ref.first + problem.high - 1
-            self._damaged_seqs(path, problem.offset, problem.what, found.name, first, last)
+            self._reported(problem.report(path, found.name, ref.first, earliest=found.earliest))
         if examined.columns is not None and len(examined.flags) == ref.count and not examined.problems:
             marks = codec.decode_flags(examined.flags) or bytearray(ref.count)
             put_marks(marks, ref.pending)
@@ -222,20 +205,6 @@ class _Verifier:
                 said = f"the snapshot counts {ref.live} live records of {ref.live_bytes} bytes here"
                 what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
-
-    def _examine_file(self, path: str, known: codec.Footer | None) -> Examined:
-        """Return the content of the file, or the problem that it cannot be read."""
-        try:
-            file = self.fs.open(path)
-            try:
-                return examine(
-                    file.pread, file.size(), path=path, known=known, taken=lambda at, data: self._step(len(data))
-                )
-            finally:
-                file.close()
-        except OSError as error:
-            count = 0 if known is None else known.count
-            return Examined(known, None, b"", [Problem(0, _why(error), 0, count, whole=True)])
 
     # --- the state that a start would recover
 
@@ -279,10 +248,7 @@ class _Verifier:
         """Report what a start finds. What else it says of a file that is reported already follows from that."""
         for one in self._damage:
             if isinstance(one, DamageReport):
-                seqs = {} if one.seqs is None else {"first_seq": one.seqs[0], "last_seq": one.seqs[1]}
-                self._found(
-                    one.path, one.offset, one.what, HARMLESS if one.harmless else RESTORE, topic=one.topic, **seqs
-                )
+                self._reported(one)
         reported = {finding.file for finding in self.report.damage}
         for text in self._damage:
             if not any(text.startswith(path) for path in reported):
@@ -301,7 +267,8 @@ class _Verifier:
         """Account for the seqs of a topic. Those that only a start skips, after the head in the files, are not lost."""
         found, wrong = account(topic)
         self.report.topics.append(found)
-        self._contradictions(topic.name, wrong)
+        for what in wrong:
+            self._found(self.dir.snapshot_path(self.report.snapshot or 0), 0, what, REPORT, topic=topic.name)
         if found.durability != "ephemeral" and topic.head > known_head:
             found.skipped, found.head_seq = topic.head - known_head, known_head
             found.earliest_seq = min(found.earliest_seq, known_head + 1)
@@ -328,27 +295,19 @@ class _Verifier:
 
     # --- reporting
 
-    def _contradictions(self, topic: str, wrong: list[str]) -> None:
-        for what in wrong:
-            self._found(self.dir.snapshot_path(self.report.snapshot or 0), 0, what, REPORT, topic=topic)
-
-    def _damaged_seqs(self, path: str, offset: int, what: str, topic: str, first: int, last: int) -> None:
-        seqs = {"first_seq": first, "last_seq": last} if first <= last else {}
-        self._found(path, offset, what, RESTORE if seqs else HARMLESS, topic=topic, **seqs)
+    def _reported(self, one: DamageReport) -> None:
+        seqs = {} if one.seqs is None else {"first_seq": one.seqs[0], "last_seq": one.seqs[1]}
+        self._found(one.path, one.offset, one.what, HARMLESS if one.harmless else RESTORE, topic=one.topic, **seqs)
 
     def _unreadable(self, error: OSError) -> None:
         """Report a file without which a server does not start, once."""
         path = error.filename or self.dir.root
         if all(finding.file != path for finding in self.report.damage):
-            self._found(path, 0, f"{_why(error)}; a server does not start on it", next_step(error))
+            self._found(path, 0, f"{absence(error)}; a server does not start on it", next_step(error))
 
     def _found(self, file: str, offset: int, what: str, next_step: str, **where: Any) -> None:
         self.report.damage.append(Finding(file=file, offset=offset, what=what, next=next_step, **where))
 
-    def _step(self, size_bytes: int) -> None:
-        self._done += size_bytes
+    def _step(self, at: int, data: bytes) -> None:
+        self._done += len(data)
         self._progress(min(self._done, self._total), self._total)
-
-
-def _why(error: OSError) -> str:
-    return absence(error) if isinstance(error, FileNotFoundError) else f"the file cannot be read: {error.strerror}"

@@ -271,9 +271,8 @@ def _wal(storage: Storage | None) -> Iterator[Metric]:
         )  # fmt: skip
         records: dict[str, float] = {}
         for one in damage:
-            if one.place.topic is not None:
-                name = one.place.topic.name
-                records[name] = records.get(name, 0) + one.last_seq - one.first_seq + 1
+            if one.topic and one.seqs is not None:
+                records[one.topic] = records.get(one.topic, 0) + one.seqs[1] - one.seqs[0] + 1
         worst = dict(nlargest(DAMAGED_TOPICS, records.items(), key=itemgetter(1)))
         about = "Records that a reader will lose to damage that the scrub has found, up to 100 topics."
         yield _labelled("topics_damaged_records", about, "topic", worst)

@@ -9,7 +9,7 @@ from topics import logs
 from topics.errors import Corrupt, DamageReport
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
-from topics.storage.fs import read_whole
+from topics.storage.fs import read_whole, reader_of
 from topics.storage.log import walfile
 
 log = logs.Log("recovery")
@@ -109,9 +109,6 @@ def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str])
     return files
 
 
-log = logs.Log("recovery")
-
-
 def newest_snapshot(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
     """Return the newest readable snapshot; an empty one with number 0 in a directory that never had one.
 
@@ -127,7 +124,7 @@ def newest_snapshot(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
             damage.append(DamageReport(path, error.offset, error.what))
             log.error("snapshot_damaged", file=path, reason=error.what)
             continue
-        if bad := snap.damaged_copies(data):
+        if bad := snap.damaged_copies(reader_of(data), len(data)):
             what = "one copy of the snapshot is damaged, the other was used"
             damage.append(DamageReport(path, bad[0], what, harmless=True))
             log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
