@@ -6,17 +6,15 @@ import argparse
 import json
 import math
 import os
-import select
 import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl
 from topics.cli.connect.server import post
@@ -38,7 +36,7 @@ WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at", 
 def _request(args: Args) -> Request:
     """Return the request for the arguments, or for the first lines of the pipe."""
     if _is_piped(args):
-        for request in _requests(args, before_wait=lambda: None):
+        for request in _requests(args):
             return request
         raise usage("standard input has no lines to append")
     if "-" in args.data:
@@ -226,154 +224,85 @@ def encode(fields: dict[str, Any]) -> bytes:
 # --- JSON lines from a pipe
 
 READ_BYTES = 1 << 20
-BATCH_BYTES = 8 << 20  # of text, well below the server's limit for a body
 PATIENT = Retries(math.inf, for_s=60.0)
-SHOW_EVERY_S = 0.2
 
 _decode_lines = msgspec.json.Decoder(Raw).decode_lines
 _encode = msgspec.json.Encoder().encode
 
 
-class Line(Struct, omit_defaults=True):
-    """A record whose data is a line of the input."""
-
-    data: Raw
-    tag: str | None = None
-    meta: Raw | None = None
-    priority: int | None = None
-    delay_ms: int | None = None
-    key: str | None = None
-    unique: dict[str, Any] | None = None
-
-
-class Progress:
-    """What was appended so far, shown on standard error if that is a terminal."""
-
-    def __init__(self) -> None:
-        self.records = self.batches = 0
-        self.first_seq = self.last_seq = 0
-        self._began = self._shown_s = time.monotonic()
-        self._shows = sys.stderr.isatty()
-
-    @property
-    def rate(self) -> str:
-        return rate(self.records / max(time.monotonic() - self._began, 1e-6))
-
-    def note(self, answer: dict[str, Any]) -> None:
-        self.records += answer["count"]
-        self.batches += 1
-        self.first_seq = self.first_seq or answer["first_seq"]
-        self.last_seq = answer["last_seq"]
-        if time.monotonic() - self._shown_s > SHOW_EVERY_S:
-            self._shown_s = time.monotonic()
-            self.show(f"{counted(self.records, 'record')}, {self.rate}")
-
-    def show(self, text: str) -> None:
-        if self._shows:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def _append_lines(call: Call) -> None:
     """Append the lines of standard input in batches, and print how many there were.
 
-    A batch is what the pipe holds when the batch before it is sent, up to `--batch` records: a slow writer sees each
-    line appended at once, and a fast one gets full batches. Every batch has an idempotency key, so that it is sent
-    again without harm if the server restarts meanwhile. With `--key`, batches are always full, so that the same input
-    makes the same batches and the same keys. A thread sends one batch while the next one is read and encoded.
+    A batch is what the pipe holds when the batch before it was answered, up to `--batch` records: a slow writer sees
+    each line appended at once. Every batch has an idempotency key, so that it is sent again without harm if the server
+    restarts meanwhile. With `--key`, batches are always full, so that the same input makes the same batches and the
+    same keys.
     """
-    from concurrent.futures import Future, ThreadPoolExecutor  # slow to import, for a pipe only
-
-    progress = Progress()
-    sent: list[Future[bytes]] = []
-
-    def finish() -> None:
-        """Wait for the answer to the last batch. Raise its error if it failed."""
-        while sent:
-            progress.note(json.loads(sent.pop().result()))
-
+    records = batches = first_seq = last_seq = 0
+    began, shows = time.monotonic(), sys.stderr.isatty()
     try:
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            for request in _requests(call.args, finish):
-                finish()
-                sent.append(pool.submit(call.server.send, request, PATIENT))
-            finish()
+        for request in _requests(call.args):
+            answer = json.loads(call.server.send(request, PATIENT))
+            first_seq, last_seq = first_seq or answer["first_seq"], answer["last_seq"]
+            records, batches = records + answer["count"], batches + 1
+            if shows:
+                print(f"\r{counted(records, 'record')}\x1b[K", end="\r", file=sys.stderr, flush=True)
     except (Failure, Unreachable) as failure:
-        failure.args = (f"{failure}; {counted(progress.records, 'record')} of the input were appended before",)
+        failure.args = (f"{failure}; {counted(records, 'record')} of the input were appended before",)
         raise
-    finally:
-        progress.show("")
     answer = {
-        "topic": call.args.topic, "count": progress.records, "first_seq": progress.first_seq,
-        "last_seq": progress.last_seq, "batches": progress.batches,
+        "topic": call.args.topic, "count": records, "first_seq": first_seq, "last_seq": last_seq, "batches": batches,
     }  # fmt: skip
-    seqs = f"seqs {progress.first_seq} to {progress.last_seq}, {progress.rate}"
-    done = f"appended {counted(progress.records, 'record')} to {call.args.topic}: {seqs}"
-    call.screen.result(answer, done if progress.records else "the input was empty; nothing was appended")
+    seqs = f"seqs {first_seq} to {last_seq}, {rate(records / max(time.monotonic() - began, 1e-6))}"
+    done = f"appended {counted(records, 'record')} to {call.args.topic}: {seqs}"
+    call.screen.result(answer, done if records else "the input was empty; nothing was appended")
 
 
-def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:
-    """Yield the writes for the lines of standard input. `before_wait` is called when the pipe is empty."""
+def _requests(args: Args) -> Iterator[Request]:
+    """Yield the writes for the lines of standard input."""
     common, base = _common(args), args.key or os.urandom(8).hex()
-    for number, batch in enumerate(_batches(args, before_wait, exact=args.key is not None), start=1):
+    for number, batch in enumerate(_batches(args), start=1):
         if args.records:
             records: list[Any] = [Raw(as_record(bytes(value), common)) for value in batch]
-        elif args.text:
-            records = [{"data": value, **common} for value in batch]
         else:
-            records = [Line(value, **common) for value in batch]
+            records = [{"data": value, **common} for value in batch]
         yield write(args, _encode(records)[1:-1], key=f"{base}/{number}")
 
 
-def _batches(args: Args, before_wait: Callable[[], None], *, exact: bool) -> Iterator[list[Any]]:
-    """Yield batches of values. With `exact`, all but the last are full, however the input arrives."""
+def _batches(args: Args) -> Iterator[list[Any]]:
+    """Yield batches of values. With `--key`, all but the last are full, however the input arrives."""
     held: list[Any] = []
-    for values in _values(before_wait, text=args.text):
+    for values in _values(text=args.text):
         held += values
-        rest = iter(held)
-        whole = len(held) - len(held) % args.batch if exact else len(held)
-        for _ in range(0, whole, args.batch):
-            yield list(islice(rest, min(args.batch, whole)))
-        held = list(rest)
+        whole = len(held) if args.key is None else len(held) - len(held) % args.batch
+        for at in range(0, whole, args.batch):
+            yield held[at : at + args.batch]
+        del held[:whole]
     if held:
         yield held
 
 
-def _values(before_wait: Callable[[], None], *, text: bool) -> Iterator[list[Any]]:
+def _values(*, text: bool) -> Iterator[list[Any]]:
     """Yield the values of the lines that have arrived. Raise `Failure` with the number of a line that is not JSON."""
     before = 0
-    for block in _whole_lines(sys.stdin.fileno(), before_wait):
-        if text:
-            values: list[Any] = [line.decode(errors="replace") for line in block.splitlines()]
-        else:
-            try:
-                values = _decode_lines(block)
-            except msgspec.DecodeError:
-                raise _bad_line(block, before) from None
+    for block in _whole_lines(sys.stdin.fileno()):
+        try:
+            yield [line.decode(errors="replace") for line in block.splitlines()] if text else _decode_lines(block)
+        except msgspec.DecodeError:
+            raise _bad_line(block, before) from None
         before += block.count(b"\n")
-        yield values
 
 
-def _whole_lines(descriptor: int, before_wait: Callable[[], None]) -> Iterator[bytes]:
-    """Yield the lines that the pipe holds now, and wait if it holds none. The last line may lack its line break."""
-    held, ended = b"", False
-    while not ended:
-        parts, length = [held], len(held)
-        if not _is_ready(descriptor):
-            before_wait()
-        while not ended and (length == len(held) or (length < BATCH_BYTES and _is_ready(descriptor))):
-            part = os.read(descriptor, READ_BYTES)
-            ended = not part
-            parts.append(part)
-            length += len(part)
-        block = b"".join(parts)
-        cut = len(block) if ended else block.rfind(b"\n") + 1
-        held = block[cut:]
-        if cut and (lines := block[:cut]).strip():
-            yield lines
-
-
-def _is_ready(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], 0)[0])
+def _whole_lines(descriptor: int) -> Iterator[bytes]:
+    """Yield the lines that have arrived. The last line may lack its line break."""
+    held = bytearray()
+    while part := os.read(descriptor, READ_BYTES):
+        held += part
+        if cut := held.rfind(b"\n", len(held) - len(part)) + 1:
+            yield bytes(held[:cut])
+            del held[:cut]
+    if held:
+        yield bytes(held)
 
 
 def _bad_line(block: bytes, before: int) -> Failure:
