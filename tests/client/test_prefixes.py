@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import ServerProcess
 from topics.client import Topics
+from topics.client._sync.transport import Prefixes
 from topics.client.errors import InvalidRequest
-from topics.client.prefixes import Prefixes
 
 
 @pytest.fixture(scope="module")

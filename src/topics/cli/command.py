@@ -15,8 +15,8 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, Self
 
-from topics.cli.connect import target as targets
-from topics.cli.connect.server import Server, as_curl, delete, get
+from topics.cli import connect as targets
+from topics.cli.connect import Server, as_curl, delete, get
 from topics.cli.options import JSON_LINES, SHAPES, Row, add_group, add_parser, option, section
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.screen import Screen, confirm
@@ -41,6 +41,11 @@ class Call:
         """Send the request of the command and return its decoded answer."""
         return self.server.json(self.request(self.args))
 
+    def result(self, says: Callable[[Args, Any], str]) -> None:
+        """Send the request of the command, and print its answer: as text for a person, otherwise as JSON."""
+        answer = self.ask()
+        self.screen.result(answer, says(self.args, answer))
+
 
 Run = Callable[[Call], int | None]  # returns the exit status; None is 0
 
@@ -59,7 +64,12 @@ class Command:
     curl_notes: Callable[[Args, Curl], list[str]] = lambda args, curl: []  # what `--curl` prints as comments
     usage: str = ""  # of the arguments; from their names if it is empty
     asks: bool = False  # before it destroys something, unless `--yes` is given
+    says: Callable[[Args, Any], str] | None = None  # the answer for a person; such a command needs no function
     run: Run = field(init=False)
+
+    def __post_init__(self) -> None:
+        if (says := self.says) is not None:
+            self.run = lambda call: call.result(says)
 
     def __call__(self, run: Run) -> Self:
         self.run = run
@@ -101,23 +111,23 @@ class Command:
 
 def removal(
     kind: str, help: str, *arguments: Row, path: Callable[[Args], str], question: Callable[[Args, Any], str],
-    examples: str,
+    examples: str, verbs: tuple[str, str] = ("rm", "removed"), looks: bool = True,
 ) -> Command:  # fmt: skip
     """Return the command `rm` for things of a kind, which is also the argument with the name of one.
 
-    `question` gets the arguments, and what the server returns for the path.
+    `question` gets the arguments, and with `looks` what the server returns for the path.
     """
 
     def run(call: Call) -> int:
         name = getattr(call.args, kind)
         if not call.args.yes:
-            confirm(question(call.args, call.server.json(get(path(call.args)))))
+            confirm(question(call.args, call.server.json(get(path(call.args))) if looks else None))
         answer = call.ask()
-        call.screen.result(answer, f"removed {name}" if answer["deleted"] else f"{name} does not exist")
+        call.screen.result(answer, f"{verbs[1]} {name}" if answer["deleted"] else f"{name} does not exist")
         return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
 
     request = lambda args: delete(path(args))  # noqa: E731
-    return Command("rm", help, arguments, request=request, asks=True, examples=examples)(run)
+    return Command(verbs[0], help, arguments, request=request, asks=True, examples=examples)(run)
 
 
 def group(name: str, *commands: Command) -> Callable[[Subparsers], None]:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from topics.cli import connect as target
 from topics.cli import tree
-from topics.cli.connect import target
-from topics.cli.connect.server import Server, get
+from topics.cli.connect import Server, get
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen

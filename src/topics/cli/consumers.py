@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.cli.command import Args, Call, Command, group, removal
-from topics.cli.connect.server import get, put
+from topics.cli.connect import get, put
 from topics.cli.options import TOPIC, one_of, option
 from topics.cli.output.failures import usage
 from topics.cli.output.screen import Columns, Styled, highlighted

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import delete, get, post
+from topics.cli.command import Args, Call, Command, group, removal
+from topics.cli.connect import get, post
 from topics.cli.options import option
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
-from topics.cli.output.screen import Columns, Styled, confirm
+from topics.cli.output.failures import usage
+from topics.cli.output.screen import Columns, Styled
 from topics.cli.output.units import moment
 from topics.client.call import Request, given, key_path
 from topics.clock import SystemClock
@@ -62,9 +62,8 @@ def _create(args: Args) -> Request:
     examples="  topics key create billing --scopes read,write --prefixes orders.\n",
 )
 def create(call: Call) -> None:
-    answer = call.ask()
     call.screen.note("the secret is shown once: store it now")
-    call.screen.result(answer, answer["secret"])
+    call.result(lambda args, answer: answer["secret"])
 
 
 @Command(
@@ -78,33 +77,19 @@ def ls(call: Call) -> None:
     call.screen.rows(call.ask()["keys"], COLUMNS, empty="no keys; `topics key create NAME` creates one")
 
 
-@Command(
+rotate = Command(
     "rotate",
     "give a key a new secret, and print it once",
     (KEY, option("--overlap DURATION", "how long the old secret stays valid [1d]")),
     request=lambda args: post(key_path(args.key, "rotate"), given(overlap_ms=args.overlap)),
     examples="  topics key rotate billing --overlap 1h\n",
-)
-def rotate(call: Call) -> None:
-    answer = call.ask()
-    call.screen.note("the secret is shown once: store it now")
-    call.screen.result(answer, answer["secret"])
+)(create.run)
 
-
-@Command(
-    "revoke",
-    "remove a key: its requests, streams and tokens end",
-    (KEY,),
-    request=lambda args: delete(key_path(args.key)),
-    asks=True,
+revoke = removal(
+    "key", "remove a key: its requests, streams and tokens end", KEY,
+    path=lambda args: key_path(args.key), verbs=("revoke", "revoked"), looks=False,
+    question=lambda args, found: f"revoke {args.key}? Its requests, streams and tokens end at once.",
     examples="  topics key revoke billing\n",
-)
-def revoke(call: Call) -> int:
-    if not call.args.yes:
-        confirm(f"revoke {call.args.key}? Its requests, streams and tokens end at once.")
-    answer, name = call.ask(), call.args.key
-    call.screen.result(answer, f"revoked {name}" if answer["deleted"] else f"{name} does not exist")
-    return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
-
+)  # fmt: skip
 
 register = group("key", create, ls, rotate, revoke)

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from topics.cli.connect import target as targets
+from topics.cli import connect as targets
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.tree import Subparsers
@@ -35,8 +35,7 @@ def execute(args: argparse.Namespace) -> int:
     target = targets.resolve(args, os.environ)
     try:
         from topics.client import AsyncTopics
-        from topics.mcp.server import build
-        from topics.mcp.tools import Tools
+        from topics.mcp.tools import Tools, build
     except ImportError as error:  # also of an older version of the SDK
         raise Failure(f"topics mcp needs more packages: {error}", next_step=install_command("mcp")) from None
     topics = AsyncTopics(target.url, token=target.token, retry_for_s=20)

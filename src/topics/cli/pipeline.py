@@ -21,8 +21,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from topics import early_signals
+from topics.cli import connect as targets
 from topics.cli import pipeline_start
-from topics.cli.connect import target as targets
 from topics.cli.options import Row, add_parser, one_of, option, section
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen, pretty_json

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topics.cli import pipeline
-from topics.cli.connect.target import add_address
+from topics.cli.connect import add_address
 from topics.cli.options import Row, add_group, add_parser, one_of, option, section
 from topics.cli.pipeline import FOLLOW, POSITIONS, SPARK, Pipeline, follow
 from topics.cli.tree import Subparsers

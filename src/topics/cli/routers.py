@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from topics.cli.command import Args, Call, Command, group, removal
-from topics.cli.connect.server import get, post, put
-from topics.cli.filters import FILTERS, filter_of, filter_text
-from topics.cli.options import option
+from topics.cli.connect import get, post, put
+from topics.cli.options import FILTERS, filter_of, filter_text, option
 from topics.cli.output.screen import Columns, Styled, highlighted
 from topics.cli.output.units import count, size
 from topics.client.call import Request, given, router_path
@@ -100,7 +99,7 @@ rm = removal(
 )  # fmt: skip
 
 
-@Command(
+preview = Command(
     "preview",
     "count what a router would copy of the stored records",
     (
@@ -110,11 +109,10 @@ rm = removal(
     ),
     request=lambda args: post(router_path(args.router, "preview"), given(source=args.source, filter=filter_of(args))),
     examples="  topics router preview eu --from orders --tag 'eu:*'\n",
+    says=lambda args, answer: (
+        f"would copy {counted(answer['matched'], 'record')} ({size(answer['bytes'])}) "
+        f"of {answer['scanned']:,} in {answer['source']}"
+    ),
 )
-def preview(call: Call) -> None:
-    answer = call.ask()
-    records = f"{counted(answer['matched'], 'record')} ({size(answer['bytes'])})"
-    call.screen.result(answer, f"would copy {records} of {answer['scanned']:,} in {answer['source']}")
-
 
 register = group("router", ls, create, rm, preview)

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, group, removal
-from topics.cli.connect.server import get, post
+from topics.cli.connect import get, post
 from topics.cli.data.append import RECORD_OPTIONS, defaults, encode, json_value
 from topics.cli.options import Row, one_of, option
 from topics.cli.output.screen import Columns, Styled, highlighted
@@ -88,7 +88,7 @@ def _put(args: Args) -> Request:
     return Request("PUT", schedule_path(args.schedule), encode(body))
 
 
-@Command(
+put_schedule = Command(
     "put",
     "create a schedule, or change it",
     (
@@ -107,11 +107,10 @@ def _put(args: Args) -> Request:
     request=_put,
     examples="  topics schedule put nightly jobs '{\"do\": \"report\"}' --cron '30 2 * * *' --timezone Europe/Berlin\n"
     "  topics schedule put sweep jobs sweep --every 30m --overlap skip\n",
+    says=lambda args, answer: (
+        f"{'created' if answer['created'] else 'updated'} {answer['schedule']}: {_when(answer)} → {answer['topic']}"
+    ),
 )
-def put_schedule(call: Call) -> None:
-    answer = call.ask()
-    verb = "created" if answer["created"] else "updated"
-    call.screen.result(answer, f"{verb} {answer['schedule']}: {_when(answer)} → {answer['topic']}")
 
 
 @Command(
@@ -140,19 +139,16 @@ rm = removal(
 )  # fmt: skip
 
 
-@Command(
+run = Command(
     "run",
     "append the record of a schedule now",
     (SCHEDULE,),
     request=lambda args: post(schedule_path(args.schedule, "run"), {}),
     examples="  topics schedule run nightly\n",
+    says=lambda args, answer: f"appended the record of {args.schedule} to {answer['topic']}: seq {answer['seq']}",
 )
-def run(call: Call) -> None:
-    answer = call.ask()
-    call.screen.result(answer, f"appended the record of {answer['schedule']} to {answer['topic']}: seq {answer['seq']}")
 
-
-@Command(
+preview = Command(
     "preview",
     "print the next ten ticks, of a schedule or of other times",
     (
@@ -163,21 +159,16 @@ def run(call: Call) -> None:
     request=lambda args: post(schedule_path(args.schedule, "preview"), _timing_of(args) | given(after=args.after)),
     examples="  topics schedule preview nightly\n"
     "  topics schedule preview any --cron '30 2 * * MON-FRI' --timezone Europe/Berlin\n",
+    says=lambda args, answer: "\n".join(time["local"] for time in answer["times"]),
 )
-def preview(call: Call) -> None:
-    answer = call.ask()
-    call.screen.result(answer, "\n".join(time["local"] for time in answer["times"]))
 
 
 def _switch(name: str, help: str, *, paused: bool) -> Command:
-    def switch(call: Call) -> None:
-        answer = call.ask()
-        when = "paused" if paused else f"not paused; next tick {_next(answer)}"
-        call.screen.result(answer, f"{answer['schedule']} is {when}")
+    def says(args: Args, answer: Any) -> str:
+        return f"{args.schedule} is {'paused' if paused else f'not paused; next tick {_next(answer)}'}"
 
     pause_it = lambda args: post(schedule_path(args.schedule, "pause"), {"paused": paused})  # noqa: E731
-    example = f"  topics schedule {name} nightly\n"
-    return Command(name, help, (SCHEDULE,), request=pause_it, examples=example)(switch)
+    return Command(name, help, (SCHEDULE,), request=pause_it, examples=f"  topics schedule {name} nightly\n", says=says)
 
 
 pause = _switch("pause", "have no ticks, until `resume`; missed ticks are not caught up", paused=True)

@@ -16,8 +16,8 @@ from datetime import datetime
 from time import sleep
 from typing import TYPE_CHECKING, TextIO
 
+from topics.cli import connect as targets
 from topics.cli import sql_prompt
-from topics.cli.connect import target as targets
 from topics.cli.options import add_parser, one_of, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen

@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Start": (
         Row("serve", "servers.serve", "run the server; --dev keeps everything in memory"),
         Row("demo", "servers.demo", "start a server with a small shop to look at"),
-        Row("settings", "servers.settings", "print the settings of the server"),
+        Row("settings", "servers.serve", "print the settings of the server"),
     ),
     "Records": (
         Row("ls", "data.topics", "list topics with their sizes, rates, losses and lag"),

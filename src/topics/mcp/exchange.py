@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 
 from topics.client import AsyncTopics
-from topics.mcp.server import build
-from topics.mcp.tools import Tools
+from topics.mcp.tools import Tools, build
 from topics.server.http.messages import Request, Response
 
 Ask = Callable[[Request], Awaitable[Response]]

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl
-from topics.cli.connect.server import post
+from topics.cli.connect import post
 from topics.cli.options import one_of, option
 from topics.cli.output.failures import Failure, usage
 from topics.cli.output.screen import confirm, json_text

@@ -14,9 +14,8 @@ import msgspec
 from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command, Curl
-from topics.cli.connect.server import events, get, post, put
-from topics.cli.filters import FILTERS, filter_of
-from topics.cli.options import TOPIC, one_of, option
+from topics.cli.connect import events, get, post, put
+from topics.cli.options import FILTERS, TOPIC, filter_of, one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
 from topics.cli.output.records import elements, members, print_gap, print_record, template
 from topics.cli.output.units import parse_count, parse_positive, parse_time

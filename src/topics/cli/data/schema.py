@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from topics.cli.command import Call, Command, group
-from topics.cli.connect.server import get, post, put
+from topics.cli.connect import get, post, put
 from topics.cli.data import schema_text
 from topics.cli.options import TOPIC, option
 from topics.cli.output.failures import usage
@@ -69,12 +69,11 @@ def set_schema(call: Call) -> None:
     call.screen.result(found, text if config["schema"] is not None else f"{call.args.topic} has no schema")
 
 
-@Command(
+remove = Command(
     "rm", "check the records of a topic no more; its versions are kept", (TOPIC,),
     request=lambda args: put(topic_path(args.topic), {"schema": None}), examples="  topics schema rm orders\n",
+    says=lambda args, answer: f"{args.topic}: records are not checked any more",
 )  # fmt: skip
-def remove(call: Call) -> None:
-    call.screen.result(call.ask(), f"{call.args.topic}: records are not checked any more")
 
 
 @Command(

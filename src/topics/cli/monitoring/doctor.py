@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from topics import __version__
 from topics.cli.command import Call, Command
-from topics.cli.connect.server import get
+from topics.cli.connect import get
 from topics.cli.options import option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
 from topics.cli.output.units import duration, size

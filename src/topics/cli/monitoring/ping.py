@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from topics.cli.command import Args, Call, Command
-from topics.cli.connect.server import delete, post, put
+from topics.cli.connect import delete, post, put
 from topics.cli.options import option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.units import duration

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from topics.cli.command import Call, Command
-from topics.cli.connect.server import get
+from topics.cli.connect import get
 from topics.cli.options import option
 from topics.cli.output.screen import Columns, Styled, highlighted, table
 from topics.cli.output.units import count, duration, rate, size

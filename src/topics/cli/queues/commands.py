@@ -12,7 +12,7 @@ import socket
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect.server import get, post, put, tag_match
+from topics.cli.connect import get, post, put, tag_match
 from topics.cli.options import QUEUE, Row, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 
 from topics import early_signals
 from topics.cli.command import Args, Call, Command
-from topics.cli.connect.server import Server, get, post
+from topics.cli.connect import Server, get, post
 from topics.cli.options import QUEUE, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, usage
 from topics.cli.output.records import elements, members

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Callable
 
-from topics.cli.connect.target import find, normal, read_contexts
+from topics.cli.connect import find, normal, read_contexts
 from topics.cli.options import JSON_LINES, Row, add_group, add_parser, option
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Columns, Screen, Styled

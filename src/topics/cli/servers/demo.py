@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from topics import early_signals
-from topics.cli.connect.server import Server, post, put
-from topics.cli.connect.target import Target
+from topics.cli.connect import Server, Target, post, put
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.screen import Screen

@@ -1,1 +1,0 @@
-"""The server that a command talks to: contexts, addresses, keys, and its requests over `topics.client.connection`."""
