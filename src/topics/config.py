@@ -13,13 +13,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from topics.keys import BadKeys, KeyRule, check_distinct, parse_lines, parse_list
-from topics.token_keys import BadTokenKeys, TokenKey, parse_token_keys
-
-T = TypeVar("T")
+from topics.token_keys import BadTokenKeys, parse_token_keys
 
 PREFIX = "TOPICS_"
 
@@ -98,40 +96,27 @@ def _parse_origins(text: str) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyFile:
-    """A file of API keys and its rules. Only digests of its secrets are kept."""
+class SecretFile:
+    """A file of API keys, or of keys that sign tokens, and what it held. Of API keys, only digests are kept."""
 
     path: Path
-    rules: tuple[KeyRule, ...] = dataclasses.field(repr=False)
+    keys: tuple[Any, ...] = dataclasses.field(repr=False)
 
 
-def _parse_key_file(text: str) -> KeyFile:
-    path = Path(text)
-    return KeyFile(path, _parsed(path, parse_lines))
+def _secret_file(parse: Callable[[str], tuple[Any, ...]]) -> Callable[[str], SecretFile]:
+    """Return a parser of paths of files with secrets. Its `ValueError` never quotes the file."""
 
+    def read(text: str) -> SecretFile:
+        path = Path(text)
+        try:
+            return SecretFile(path, parse(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
+            raise ValueError(f"{path} cannot be read: {reason}") from None
+        except (BadKeys, BadTokenKeys) as error:
+            raise BadKeys(f"{path}: {error}") from None
 
-@dataclasses.dataclass(frozen=True)
-class TokenKeyFile:
-    """A file of keys that sign tokens."""
-
-    path: Path
-    keys: tuple[TokenKey, ...] = dataclasses.field(repr=False)
-
-
-def _parse_token_key_file(text: str) -> TokenKeyFile:
-    path = Path(text)
-    return TokenKeyFile(path, _parsed(path, parse_token_keys))
-
-
-def _parsed(path: Path, parse: Callable[[str], T]) -> T:
-    """Return what `parse` makes of a file with secrets. Raise `ValueError`, which never quotes it."""
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
-        raise ValueError(f"{path} cannot be read: {reason}") from None
-    except (BadKeys, BadTokenKeys) as error:
-        raise BadKeys(f"{path}: {error}") from None
+    return read
 
 
 def _path(is_wrong: Callable[[Path], bool], problem: str) -> Callable[[str], Path]:
@@ -191,8 +176,8 @@ DIRECTORY = Kind(
     parse=_path(lambda path: path.exists() and not path.is_dir(), "{0} is a file, not a directory; choose a directory"),
 )
 KEYS = Kind(name="list of keys", parse=parse_list)
-KEY_FILE = Kind(name="file", parse=_parse_key_file, show=lambda value: str(value.path))
-TOKEN_KEY_FILE = Kind(name="file", parse=_parse_token_key_file, show=lambda value: str(value.path))
+KEY_FILE = Kind(name="file", parse=_secret_file(parse_lines), show=lambda value: str(value.path))
+TOKEN_KEY_FILE = Kind(name="file", parse=_secret_file(parse_token_keys), show=lambda value: str(value.path))
 INPUT_FILE = Kind(name="file", parse=_path(lambda path: not path.is_file(), "the file {0} does not exist"))
 OUTPUT_FILE = Kind(
     name="file",
@@ -298,10 +283,10 @@ class Settings:
         "the variable or the file.",
         secret=True,
     )
-    api_keys_file: KeyFile | None = KEY_FILE(
+    api_keys_file: SecretFile | None = KEY_FILE(
         None, "File with one API key per line, in addition to those above. Lines that start with # are comments."
     )
-    token_keys_file: TokenKeyFile | None = TOKEN_KEY_FILE(
+    token_keys_file: SecretFile | None = TOKEN_KEY_FILE(
         None,
         "File with the keys that sign tokens: secrets, public keys in PEM form, or a JWKS. Without it, the server "
         "signs with a secret of its own, and tokens end when it restarts.",
@@ -471,23 +456,15 @@ class Settings:
 
     def key_rules(self) -> tuple[KeyRule, ...]:
         """Return the rules of all configured API keys. If there are none, the server requires no key."""
-        return self.api_keys + (self.api_keys_file.rules if self.api_keys_file is not None else ())
+        return self.api_keys + (self.api_keys_file.keys if self.api_keys_file is not None else ())
 
-    def reread_key_rules(self) -> tuple[KeyRule, ...]:
-        """Return the rules of all API keys, those of the file as it is now. Raise `ValueError` if it is invalid."""
-        if self.api_keys_file is None:
-            return self.api_keys
-        file: KeyFile = KEY_FILE.parse(str(self.api_keys_file.path))
-        rules = self.api_keys + file.rules
-        check_distinct(rules)
-        return rules
-
-    def reread_token_keys(self) -> tuple[TokenKey, ...]:
-        """Return the keys of tokens, those of the file as it is now. Raise `ValueError` if it is invalid."""
-        if self.token_keys_file is None:
-            return ()
-        file: TokenKeyFile = TOKEN_KEY_FILE.parse(str(self.token_keys_file.path))
-        return file.keys
+    def reread(self) -> Self:
+        """Return these settings with the keys of the files as they are now. Raise `ValueError` if one is invalid."""
+        kinds = {"api_keys_file": KEY_FILE, "token_keys_file": TOKEN_KEY_FILE}
+        files = {name: kind.parse(str(getattr(self, name).path)) for name, kind in kinds.items() if getattr(self, name)}
+        read = dataclasses.replace(self, **files)
+        check_distinct(read.key_rules())
+        return read
 
     def is_loopback(self) -> bool:
         """Return whether only this machine can reach the server. Host names other than localhost count as reachable."""
@@ -521,23 +498,25 @@ def _conflicts(settings: Settings) -> list[str]:
         check_distinct(settings.key_rules())
     except BadKeys as error:
         found.append(f"TOPICS_API_KEYS, TOPICS_API_KEYS_FILE: {error}")
-    if settings.tls_key is not None and settings.tls_cert is None:
-        found.append("TOPICS_TLS_KEY: needs TOPICS_TLS_CERT, the certificate of this key; set both")
-    if settings.cold_dir is not None and settings.data_dir is None:
-        found.append("TOPICS_COLD_DIR: needs TOPICS_DATA_DIR, whose segments it receives; set both")
     if settings.cold_dir is not None and settings.cold_dir == settings.data_dir:
         found.append("TOPICS_COLD_DIR: is the same directory as TOPICS_DATA_DIR; choose another")
-    if settings.replica is not None and settings.data_dir is None:
-        found.append("TOPICS_REPLICA: needs TOPICS_DATA_DIR, which it is a copy of; set both")
-    if settings.standby and settings.replica is None:
-        found.append("TOPICS_STANDBY: needs TOPICS_REPLICA, which it follows; set both")
-    if settings.no_takeover and not settings.standby:
-        found.append("TOPICS_NO_TAKEOVER: needs TOPICS_STANDBY; set both")
-    if settings.cold_dir is None and (settings.hot_retain_segments or settings.hot_retain_bytes):
-        found.append(
-            "TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR, to which segments move; set it"
-        )
-    return found
+    return found + [
+        f"{PREFIX}{name.upper()}: needs {PREFIX}{other.upper()}, {what}; set both"
+        for name, other, what in NEEDS
+        if getattr(settings, name) and not getattr(settings, other)
+    ]
+
+
+# Settings, each with the one that it needs, and what that is.
+NEEDS = (
+    ("tls_key", "tls_cert", "the certificate of this key"),
+    ("cold_dir", "data_dir", "whose segments it receives"),
+    ("replica", "data_dir", "which it is a copy of"),
+    ("standby", "replica", "which it follows"),
+    ("no_takeover", "standby", "which it limits"),
+    ("hot_retain_segments", "cold_dir", "to which segments move"),
+    ("hot_retain_bytes", "cold_dir", "to which segments move"),
+)
 
 
 # Each limit covers a part of the next one, so it must not be larger.

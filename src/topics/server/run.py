@@ -291,16 +291,15 @@ def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing, 
 
 def _reload_keys(settings: Settings, keys: KeyRing) -> None:
     try:
-        rules = None if settings.api_keys_file is None else settings.reread_key_rules()
-        token_keys = None if settings.token_keys_file is None else settings.reread_token_keys()
+        now = settings.reread()
     except ValueError as error:
         log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")
         return
-    if rules is not None:
-        keys.replace(rules)
-        log.info("keys_reloaded", keys=len(rules))
-    if token_keys is not None:
-        keys.tokens.use_keys(token_keys)
+    if now.api_keys_file is not None:
+        keys.replace(now.key_rules())
+        log.info("keys_reloaded", keys=len(now.key_rules()))
+    if now.token_keys_file is not None:
+        keys.tokens.use_keys(now.token_keys_file.keys)
         log.info("token_keys_reloaded")
 
 
