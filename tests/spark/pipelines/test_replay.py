@@ -20,14 +20,13 @@ from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.replay import (
     KEY,
     Origin,
-    Pace,
     ReplayPosition,
     ReplayRequest,
     Sender,
     origin_of,
     replay,
 )
-from topics.spark.pipelines.run.delivery import OutgoingRow, stamped
+from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, Pace, stamped
 from topics.spark.pipelines.run.job import BadUsage, Failed
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import RunReport
@@ -142,7 +141,7 @@ def test_interrupted_plan_is_finished_exactly_without_idempotency_keys(
         OutgoingRow(seq, seq, b'{"data":{"n":%d},"meta":%b}' % (seq - 1, stamped(None, KEY, Origin(**origin, seq=seq))))
         for seq in range(1, 1500)
     ]
-    assert sender.send(rows).records == 1499
+    assert sender.send(rows, DeliveryResult()).records == 1499
     numbers(client, into, [-1])  # an unrelated record in the target
     report = play(lake=str(lake))
     assert (report.topics[0].records, report.topics[0].repeated) == (3000, 1499)
@@ -159,7 +158,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
         for seq, text in data.items()
     ]
     sender = Sender(target=ConnectionOptions(server=client.url), into=into, start=1, stop=10, **origin)
-    outcome = sender.send(rows)
+    outcome = sender.send(rows, DeliveryResult())
     [gap] = outcome.gaps
     assert (outcome.records, gap.from_seq, gap.to_seq, gap.epoch) == (9, 5, 5, 7)
     assert gap.reason.startswith("refused: ")
@@ -167,7 +166,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
     assert reported.value == {"topic": topic, "gap_from": 5, "gap_to": 5, "reason": gap.reason}
     assert origin_of(bytes(reported.meta)) == Origin(**origin, seq=5, to=5)
     assert seqs(client, into) == list(range(1, 10))
-    assert sender.send(rows).repeated == 9
+    assert sender.send(rows, DeliveryResult()).repeated == 9
 
 
 def test_directory_and_server_can_be_replayed(play: Play, client: Client, topic: str, tmp_path: Path):

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from topics.client import Client
 from topics.client.request import Record, Summary
@@ -21,17 +21,9 @@ from topics.errors import Code, TopicsError
 from topics.lake.storage import real_location
 from topics.model.topic import TopicConfig
 from topics.spark.options import DEFAULT_WINDOW_MS
-from topics.spark.pipelines.mirror_task import (
-    MAX_ROUNDS,
-    CopyTask,
-    MirrorResult,
-    copy,
-    hops_of,
-    is_copy,
-    rehearse,
-)
+from topics.spark.pipelines.mirror_task import MAX_ROUNDS, MirrorResult, MirrorTask, copy, rehearse
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import last_shown
+from topics.spark.pipelines.run.delivery import CopyPosition
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
@@ -106,9 +98,9 @@ def mirror(
             directions.append((other, one, other_id, one_id, None))
         links = []
         for here, there, here_id, there_id, lake in directions:
-            task = CopyTask(
+            task = MirrorTask(
                 source=job.connection(here.url), target=job.connection(there.url), source_id=here_id,
-                target_id=there_id, topic="", epoch=0, start=0, stop=0, only_local=only_local,
+                target_id=there_id, topic="", into="", epoch=0, start=0, stop=0, only_local=only_local,
                 lake=lake, heeds_trims=lake is None and not skip_trimmed,
             )  # fmt: skip
             step = ALL_SEQS if job.dry_run else step_seqs
@@ -145,7 +137,7 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
 
 def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     """Plan and run one step of all directions. Return False if there was nothing to do."""
-    plans: list[tuple[Link, list[CopyTask]]] = [(link, link.plan(follow=follow)) for link in links]
+    plans: list[tuple[Link, list[MirrorTask]]] = [(link, link.plan(follow=follow)) for link in links]
     tasks = [task for _, planned in plans for task in planned]
     if not tasks:
         return False
@@ -213,15 +205,10 @@ KEPT_SETTINGS = (
 )  # fmt: skip
 
 
-class MirrorPosition(Struct, frozen=True, kw_only=True):
-    """The position of a topic in one direction. A killed run may have written the seqs after `done` up to `plan`."""
+class MirrorPosition(CopyPosition, frozen=True, kw_only=True):
+    """The position of a topic in one direction."""
 
-    epoch: int
-    done: int = 0
-    plan: int = 0
     generation: int = 0  # counts restarts from the first seq; part of every write's key
-    target_epoch: int = 0  # epoch of the topic on the target; 0 if it does not exist
-    target_seq: int = 0  # its head when the plan was saved, and when it was done
     lost_epoch: int | None = None  # the earlier epoch, until its end is reported to the target
 
 
@@ -233,7 +220,7 @@ class Link:
     wanted: Selection
     source: Client
     target: Client
-    pattern: CopyTask  # the fields that all tasks of this direction share
+    pattern: MirrorTask  # the fields that all tasks of this direction share
     step_seqs: int
     positions_topic: str
     excluded: Collection[str]
@@ -252,7 +239,7 @@ class Link:
         """Set the present heads as the end of a run that does not follow."""
         self._goal = {row.topic: row.head_seq for row in self._among(self.source)}
 
-    def plan(self, *, follow: bool) -> list[CopyTask]:
+    def plan(self, *, follow: bool) -> list[MirrorTask]:
         """Return the next tasks. Their plan is saved on the target before."""
         there = {row.topic: row for row in self._among(self.target)}
         rows, found = [], []
@@ -282,7 +269,7 @@ class Link:
             self._positions.save({task.topic: self._at[task.topic] for task in found})
         return found
 
-    def _next_task(self, row: Summary, there: Summary | None, head: int) -> CopyTask | None:
+    def _next_task(self, row: Summary, there: Summary | None, head: int) -> MirrorTask | None:
         at = self._at.get(row.topic, MirrorPosition(epoch=row.epoch))
         target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
         if at.epoch != row.epoch or row.head_seq < max(at.done, at.plan):
@@ -305,6 +292,7 @@ class Link:
         return structs.replace(
             self.pattern,
             topic=row.topic,
+            into=row.topic,
             epoch=row.epoch,
             generation=at.generation,
             start=at.done + 1,
@@ -361,7 +349,7 @@ class Link:
             target_epoch=target_epoch, target_seq=target_seq,
         )  # fmt: skip
 
-    def save_results(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
+    def save_results(self, tasks: Sequence[MirrorTask], outcomes: Sequence[MirrorResult]) -> None:
         """Save the new positions, with the epoch of the target topic: the first step may have created it.
 
         A dry run only reports.
@@ -385,7 +373,7 @@ class Link:
             self._report(task, outcome, upto=done_to)
         self._positions.save(done)
 
-    def _report(self, task: CopyTask, outcome: MirrorResult, *, upto: int) -> None:
+    def _report(self, task: MirrorTask, outcome: MirrorResult, *, upto: int) -> None:
         row = self._row(task.topic)
         row.epoch = task.epoch
         row.from_seq = row.from_seq or task.start
@@ -411,14 +399,8 @@ class Link:
 
     def _present(self, topic: str, at: MirrorPosition) -> int:
         """Return the last source seq that an interrupted run has copied to the target."""
-
-        def seq_of(meta: bytes) -> int:
-            hops = hops_of(meta)
-            if not is_copy(hops, topic) or (hops[-1].at, hops[-1].epoch) != (self.pattern.source_id, at.epoch):
-                return 0
-            return hops[-1].last
-
-        return max(at.done, last_shown(self.target, topic, from_seq=at.target_seq, seq_of=seq_of))
+        task = structs.replace(self.pattern, topic=topic, into=topic, epoch=at.epoch)
+        return max(at.done, task.shown(self.target, from_seq=at.target_seq))
 
     def _settings(self, topic: str) -> dict[str, Any]:
         """Return the settings for a new topic on the target, taken from its source."""

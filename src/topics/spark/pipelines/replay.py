@@ -3,28 +3,24 @@
 A replay is identified by its arguments: a second call continues where the first one stopped. The position is saved on
 the target server before and after each step (`positions`).
 
-One task writes the rows of a plan, one request after the other, so that the replay has the order of its source.
-Requests are cut at multiples of `GRID` source seqs, and their idempotency keys contain the seqs that they cover. The
-plan was saved before, so a repetition sends the same requests. Every record has its origin in its meta:
+One task writes the rows of a plan (`delivery.CopyTask`). Every record has its origin in its meta:
 
     {"trace": "abc", "_topics_replay": {"id": "9f…", "topic": "orders", "epoch": 1794715944778, "seq": 17,
                                         "ts": 1794715950000, "node": "till-1"}}
 
-The rest of its meta is unchanged. From the origins a restart finds how far an interrupted run came.
+The rest of its meta is unchanged.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -33,17 +29,16 @@ from topics.errors import TopicsError
 from topics.lake.storage import real_location
 from topics.model.names import check_topic
 from topics.spark.failures import explain
-from topics.spark.options import ConnectionOptions, WriteOptions, offset_option, read_options
+from topics.spark.options import offset_option, read_options
 from topics.spark.pipelines.rounds import answered, run_tasks
 from topics.spark.pipelines.run import delivery, positions
-from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery
+from topics.spark.pipelines.run.delivery import CopyPosition, CopyTask, DeliveryResult, Fields, OutgoingRow
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
-from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
+from topics.spark.pipelines.run.report import RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks
-from topics.spark.sink.chunks import MAX_RECORDS
 from topics.spark.source import plan
-from topics.spark.source.catalog import NoSuchTopic, catalog_of, client_for
+from topics.spark.source.catalog import NoSuchTopic, catalog_of
 from topics.spark.source.plan import GRID, Span
 from topics.spark.source.read import read_span
 from topics.spark.sql.text import lenient
@@ -62,15 +57,10 @@ ONE_PARTITION = str(1 << 40)  # one task reads a whole step, in order
 SQL_CONDITION = "where is an expression of Spark SQL"
 
 
-class ReplayPosition(Struct, frozen=True, kw_only=True):
-    """The position of a replay. A killed run may have written the seqs after `done` up to `plan`."""
+class ReplayPosition(CopyPosition, frozen=True, kw_only=True):
+    """The position of a replay."""
 
-    epoch: int  # of the source
-    done: int
-    plan: int = 0
     records: int = 0
-    target_epoch: int = 0
-    target_seq: int = 0  # head of the target when the plan was made
 
 
 class ReplayRequest(Struct, frozen=True, kw_only=True):
@@ -203,7 +193,7 @@ class _ReplayRun:
                 next="start a new replay with --name",
             )
         epoch, _ = self._target()
-        if at.target_epoch and epoch != at.target_epoch and not self._shown(at, from_seq=0):
+        if at.target_epoch and epoch != at.target_epoch and not self._task(at).shown(self._client, from_seq=0):
             job.warn(f"topic {wanted.into} was deleted since this replay began: it starts again with the first seq")
             at = ReplayPosition(epoch=span.epoch, done=span.start - 1)
         goal = max(span.stop - 1, at.plan)
@@ -248,23 +238,17 @@ class _ReplayRun:
 
     def _step(self, at: ReplayPosition, goal: int, row: TopicReport) -> ReplayPosition:
         """Save the plan of the next step, carry it out, and save the new position."""
-        job = self._job
         present = 0  # the last seq that an interrupted run of this replay has written to the target
         if at.plan > at.done:
             from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
-            present = max(at.done, self._shown(at, from_seq=from_seq))
+            present = max(at.done, self._task(at).shown(self._client, from_seq=from_seq))
         else:
             epoch, head = self._target()
             end = min(goal, (at.done // GRID) * GRID + self._step_seqs - 1)
             at = structs.replace(at, plan=max(end, at.done + 1), target_epoch=epoch, target_seq=head)
             self._positions.check_alone()
             self._positions.save({"at": at})
-        wanted = self._wanted
-        sender = Sender(
-            target=job.connection(self._client.url), into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
-            start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
-        )  # fmt: skip
-        outcome = self._through(sender, at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
+        outcome = self._through(structs.replace(self._task(at), present=present), allow_gaps=self._allow_gaps)
         row.from_seq = row.from_seq or at.done + 1
         epoch, head = self._target()
         records = at.records + outcome.records
@@ -275,18 +259,23 @@ class _ReplayRun:
         row.repeated += outcome.repeated
         row.gaps += outcome.gaps
         row.lag = max(goal - at.done, 0)
-        job.progress.show(at.done, goal, unit="seqs")
+        self._job.progress.show(at.done, goal, unit="seqs")
         return at
 
-    def _through(
-        self, task: Callable[[Iterable[pa.RecordBatch]], DeliveryResult], start: int, stop: int, *, allow_gaps: bool
-    ) -> DeliveryResult:
-        """Give the rows of seqs [start, stop) to a task, in order, on Spark or in this process."""
-        topic = self._wanted.topic
+    def _task(self, at: ReplayPosition) -> Sender:
+        wanted = self._wanted
+        return Sender(
+            target=self._job.connection(self._client.url), into=wanted.into, id=wanted.id, topic=wanted.topic,
+            epoch=at.epoch, start=at.done + 1, stop=at.plan + 1, rate=self._rate, node=wanted.node,
+        )  # fmt: skip
+
+    def _through(self, sender: Sender, *, allow_gaps: bool) -> DeliveryResult:
+        """Give the rows of the plan to the task, in order, on Spark or in this process."""
+        task = partial(sender, is_dry=self._job.dry_run)
         given = self._wanted.options(self._job) | {
-            "subscribe": topic,
-            "startingOffsets": offset_option(topic, start),
-            "endingOffsets": offset_option(topic, stop),
+            "subscribe": sender.topic,
+            "startingOffsets": offset_option(sender.topic, sender.start),
+            "endingOffsets": offset_option(sender.topic, sender.stop),
             "failOnDataLoss": str(not allow_gaps).lower(),
         }
         try:
@@ -323,9 +312,9 @@ class _ReplayRun:
         if at.done >= goal:
             return
         row.from_seq, row.to_seq = at.done + 1, goal
-        found = self._through(partial(rehearse, epoch=at.epoch), at.done + 1, goal + 1, allow_gaps=True)
+        found = self._through(self._task(structs.replace(at, plan=goal)), allow_gaps=True)
         row.gaps += found.gaps
-        row.records += found.records + len(found.gaps) * self._allow_gaps  # a gap is written as a record
+        row.records += found.records - len(found.gaps) * (not self._allow_gaps)
         if row.gaps and not self._allow_gaps:
             self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
             self._job.report.ok, self._job.report.next = False, NEXT_AT_GAP
@@ -335,22 +324,10 @@ class _ReplayRun:
     def _target(self) -> tuple[int, int]:
         return delivery.target_of(self._client, self._wanted.into)
 
-    def _shown(self, at: ReplayPosition, *, from_seq: int) -> int:
-        """Return the last seq of this replay in the target after `from_seq`, or 0 if there is none."""
-
-        def seq_of(meta: bytes) -> int:
-            origin = origin_of(meta)
-            if origin is None or (origin.id, origin.epoch) != (self._wanted.id, at.epoch):
-                return 0
-            return origin.last
-
-        return delivery.last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
-
 
 # --- the task
 
 KEY = "_topics_replay"
-SMOOTH_S = 0.2  # the rate holds over intervals of this length
 
 
 class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -369,80 +346,32 @@ class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.seq if isinstance(self.to, UnsetType) else self.to
 
 
-class Pace:
-    """Limits the rate of records. Unused time is not saved up, so there is no burst after a pause."""
-
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
-        self._free_at = 0.0
-
-    def pause_s(self, count: int, now_s: float) -> float:
-        """Return how long to wait before sending `count` records."""
-        if self._rate is None:
-            return 0.0
-        begin = max(self._free_at, now_s)
-        self._free_at = begin + count / self._rate
-        return begin - now_s
-
-
-class Sender(Struct, kw_only=True):
+class Sender(CopyTask[DeliveryResult], kw_only=True):
     """Sends the rows of one plan."""
 
-    target: ConnectionOptions
-    into: str
+    meta_key: ClassVar[str] = KEY
+
     id: str
-    topic: str
-    epoch: int
-    start: int
-    stop: int
-    present: int = 0  # the target has every record up to this source seq already
-    rate: float | None = None
     node: str | None = None  # replaces the node of every record
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> DeliveryResult:
-        return self.send(row for batch in batches for row in self._rows(batch))
+    @property
+    def run(self) -> str:
+        return f"replay/{self.id}/{self.epoch}"
 
-    def send(self, rows: Iterable[OutgoingRow]) -> DeliveryResult:
-        outcome, pace = DeliveryResult(), Pace(self.rate)
-        # At a low rate a request has few records, so that they are evenly spread.
-        most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
-        with client_for(self.target) as client:
-            sending = RangeDelivery(
-                client=client, options=WriteOptions(connection=self.target), topic=self.into,
-                epoch=self.epoch, present=self.present, gap_row=self._gap_row, outcome=outcome,
-            )  # fmt: skip
-            for _, _, held in delivery.cut(rows, self.start, self.stop, most=most):
-                seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in held]).encode())
-                key = f"replay/{self.id}/{self.epoch}/{held[0].first}-{held[-1].last}/{seqs}"
-                sending.send(key, held, lambda count: time.sleep(pace.pause_s(count, time.monotonic())))
-        return outcome
+    def origin(self, seq: int, **more: Any) -> Origin:
+        return Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=seq, **more)
 
-    def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
-        origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
-        return delivery.gap_row(self.topic, first, last, reason, KEY, origin)
+    def row(self, one: Fields, outcome: DeliveryResult) -> OutgoingRow:
+        meta = delivery.stamped(one.meta, KEY, self.origin(one.seq, ts=one.ts, node=one.node))
+        return OutgoingRow(one.seq, one.seq, delivery.record_of(one.data, self.node or one.node, one.tag, meta))
 
-    def _rows(self, batch: pa.RecordBatch) -> Iterator[OutgoingRow]:
-        for one in delivery.fields_of(batch):
-            if one.kind == "gap":
-                yield self._gap_row(one.seq, one.to, one.reason)
-                continue
-            origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
-            meta = delivery.stamped(one.meta, KEY, origin)
-            record = delivery.record_of(one.data, self.node or one.node, one.tag, meta)
-            yield OutgoingRow(one.seq, one.seq, record)
+    def seq_of(self, meta: bytes) -> int:
+        origin = origin_of(meta)
+        return 0 if origin is None or (origin.id, origin.epoch) != (self.id, self.epoch) else origin.last
 
-
-def rehearse(batches: Iterable[pa.RecordBatch], *, epoch: int) -> DeliveryResult:
-    """Count the records and gaps of a plan, and send nothing."""
-    outcome = DeliveryResult()
-    for batch in batches:
-        gaps = batch.filter(pc.equal(batch.column("kind"), "gap"))
-        outcome.records += batch.num_rows - gaps.num_rows
-        outcome.gaps += [
-            ReportedGap(from_seq=one.seq, to_seq=one.to, reason=one.reason, epoch=epoch)
-            for one in delivery.fields_of(gaps)
-        ]
-    return outcome
+    def __call__(self, batches: Iterable[pa.RecordBatch], *, is_dry: bool) -> DeliveryResult:
+        outcome = DeliveryResult()
+        return (self.rehearse if is_dry else self.send)(self.rows(batches, outcome), outcome)
 
 
 def origin_of(meta: bytes | None) -> Origin | None:

@@ -3,7 +3,7 @@
 import json
 
 from topics.spark.options import ConnectionOptions
-from topics.spark.pipelines.mirror_task import KEY, CopyTask, Hop, hops_of
+from topics.spark.pipelines.mirror_task import KEY, Hop, MirrorTask, hops_of
 from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import OutgoingRow, cut
 from topics.spark.pipelines.run.tasks import pack
@@ -15,10 +15,11 @@ def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
     return delivery.stamped(meta, KEY, hops)
 
 
-def task(start: int, stop: int) -> CopyTask:
+def task(start: int, stop: int) -> MirrorTask:
     where = ConnectionOptions()
-    return CopyTask(
-        source=where, target=where, source_id="a", target_id="b", topic="t", epoch=7, start=start, stop=stop
+    return MirrorTask(
+        source=where, target=where, source_id="a", target_id="b", topic="t", into="t", epoch=7,
+        start=start, stop=stop,
     )  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def rows(seqs: list[int], size_bytes: int = 10) -> list[OutgoingRow]:
     return [OutgoingRow(seq, seq, b"x" * size_bytes) for seq in seqs]
 
 
-def covered(found: list[OutgoingRow], one: CopyTask) -> list[str]:
+def covered(found: list[OutgoingRow], one: MirrorTask) -> list[str]:
     return [one.key(*part).removeprefix(f"{one.run}/") for part in cut(found, one.start, one.stop)]
 
 

@@ -1,17 +1,22 @@
 """Send records from one topic to another: requests in order, each once. A rejected record is replaced by a gap record.
 
-`mirror`, `replay` and `compact` write the origin of a record into its meta. If the idempotency window of the target has
-passed, a restart of `mirror` or `replay` finds from the origins how far an interrupted run came.
+`mirror` and `replay` copy ranges of topics, each in a `CopyTask`. The range is part of a plan that was saved before
+(`CopyPosition`). Requests are cut at multiples of `GRID` source seqs, their idempotency keys contain the seqs that they
+cover, and one follows the other: a repetition of the plan sends the same requests, and the copy has the order of the
+source. Every copy has its origin in its meta. If the idempotency window of the target has passed, a restart finds from
+the origins how far an interrupted run came.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from msgspec import Struct, field
 
 from topics.client import Client
@@ -19,16 +24,17 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.failures import Failed
-from topics.spark.options import WriteOptions
+from topics.spark.options import ConnectionOptions, WriteOptions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk, Sent, send
-from topics.spark.source.catalog import state_of
+from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.plan import GRID
 
 Row = TypeVar("Row")
 Stamp = TypeVar("Stamp")
 LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
 SEQS_A_REQUEST = 1000  # of a delete
+SMOOTH_S = 0.2  # a rate holds over intervals of this length
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
@@ -74,6 +80,22 @@ def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
     yield from map(Fields._make, zip(*texts, *raw, strict=True))
 
 
+class Pace:
+    """Limits the rate of records. Unused time is not saved up, so there is no burst after a pause."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+
+    def pause_s(self, count: int, now_s: float) -> float:
+        """Return how long to wait before sending `count` records."""
+        if self._rate is None:
+            return 0.0
+        begin = max(self._free_at, now_s)
+        self._free_at = begin + count / self._rate
+        return begin - now_s
+
+
 class RangeDelivery(Struct, kw_only=True):
     """Sends the requests of one range to one topic, and counts the results."""
 
@@ -84,12 +106,12 @@ class RangeDelivery(Struct, kw_only=True):
     present: int  # the target has every record up to this source seq already
     gap_row: GapRow
     outcome: DeliveryResult
+    pace: Pace = field(default_factory=lambda: Pace(None))
 
-    def send(self, key: str, rows: list[OutgoingRow], pause: Callable[[int], None] = lambda _: None) -> None:
+    def send(self, key: str, rows: list[OutgoingRow]) -> None:
         """Send one request without the rows that the target has, under another key if there are some.
 
-        A record that the target rejects must not block later ones: a gap record replaces it. `pause` gets the number of
-        records before they are sent.
+        A record that the target rejects must not block later ones: a gap record replaces it.
         """
         outcome = self.outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
@@ -98,7 +120,7 @@ class RangeDelivery(Struct, kw_only=True):
         outcome.repeated += len(rows) - len(missing)
         if not missing:
             return
-        pause(len(missing))
+        time.sleep(self.pace.pause_s(len(missing), time.monotonic()))
         key = key if len(missing) == len(rows) else f"{key}/after-{self.present}"
 
         def put(part: list[OutgoingRow], suffix: str) -> None:
@@ -123,6 +145,100 @@ class RangeDelivery(Struct, kw_only=True):
 
     def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
         return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self.epoch)
+
+
+# --- copies of ranges
+
+
+class CopyPosition(Struct, frozen=True, kw_only=True):
+    """How far a topic was copied. A killed run may have written the seqs after `done` up to `plan`."""
+
+    epoch: int  # of the source
+    done: int = 0
+    plan: int = 0
+    target_epoch: int = 0  # epoch of the target topic; 0 if it does not exist
+    target_seq: int = 0  # its head when the plan was saved, and when it was done
+
+
+Result = TypeVar("Result", bound=DeliveryResult)
+
+
+class CopyTask(Struct, Generic[Result], kw_only=True):
+    """Copies the seqs [start, stop) of one epoch of a topic to the topic `into`."""
+
+    meta_key: ClassVar[str]  # of the origin
+
+    target: ConnectionOptions
+    topic: str
+    into: str
+    epoch: int
+    start: int
+    stop: int
+    present: int = 0  # the target has every record up to this source seq already
+    config: dict[str, Any] = {}
+    rate: float | None = None  # most records per second
+
+    @property
+    def run(self) -> str:
+        """Return the start of every key."""
+        raise NotImplementedError
+
+    def origin(self, seq: int, **more: Any) -> Any:
+        """Return the origin of a record that was not copied before, or of a gap."""
+        raise NotImplementedError
+
+    def row(self, one: Fields, outcome: Result) -> OutgoingRow | None:
+        """Return the copy of a record, or None if it is not copied."""
+        raise NotImplementedError
+
+    def seq_of(self, meta: bytes) -> int:
+        """Return the last source seq of a record in the target, or 0 if it is not of this copy."""
+        raise NotImplementedError
+
+    def rows(self, batches: Iterable[pa.RecordBatch], outcome: Result) -> Iterator[OutgoingRow]:
+        for one in (one for batch in batches for one in fields_of(batch)):
+            is_gap = one.kind == "gap"
+            row = self.gap_row(one.seq, one.to, one.reason) if is_gap else self.row(one, outcome)
+            if row is not None:
+                yield row
+
+    def gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
+        return gap_row(self.topic, first, last, reason, self.meta_key, self.origin(first, to=last))
+
+    def key(self, first: int, last: int, rows: list[OutgoingRow]) -> str:
+        """Return the key of a request. It contains the gaps, so that a repetition with other gaps is written too."""
+        losses = [(row.first, row.last) for row in rows if row.last > row.first]
+        suffix = f"/{xxhash.xxh3_64_hexdigest(str(losses).encode())}" if losses else ""
+        return f"{self.run}/{first}-{last}{suffix}"
+
+    def send(
+        self, rows: Iterable[OutgoingRow], outcome: Result, *, before: Mapping[str, bytes] | None = None
+    ) -> Result:
+        """Send the rows, after the records `before` by their keys."""
+        # At a low rate a request has few records, so that they are evenly spread.
+        most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
+        with client_for(self.target) as client:
+            sending = RangeDelivery(
+                client=client, options=WriteOptions(connection=self.target, config=self.config), topic=self.into,
+                epoch=self.epoch, present=self.present, gap_row=self.gap_row, outcome=outcome, pace=Pace(self.rate),
+            )  # fmt: skip
+            for key, record in (before or {}).items():
+                sending.put(key, [record])
+            for first, last, held in cut(rows, self.start, self.stop, most=most):
+                sending.send(self.key(first, last, held), held)
+        return outcome
+
+    def rehearse(self, rows: Iterable[OutgoingRow], outcome: Result) -> Result:
+        """Add the rows to the result, and send nothing."""
+        for row in rows:
+            outcome.records += 1
+            if row.lost is not None:
+                outcome.gaps.append(ReportedGap(from_seq=row.first, to_seq=row.last, reason=row.lost, epoch=self.epoch))
+        return outcome
+
+    def shown(self, client: Client, *, from_seq: int) -> int:
+        """Return the last source seq of this copy in the target after `from_seq`, or 0 if there is none."""
+        return max(map(self.seq_of, metas(client, self.into, from_seq=from_seq)), default=0)
 
 
 def cut(
@@ -241,8 +357,3 @@ def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:
     except TopicsError as error:
         if error.code is not Code.TOPIC_NOT_FOUND:
             raise
-
-
-def last_shown(client: Client, topic: str, *, from_seq: int, seq_of: Callable[[bytes], int]) -> int:
-    """Return the last source seq that the target holds after `from_seq`. `seq_of` returns 0 for unrelated records."""
-    return max(map(seq_of, metas(client, topic, from_seq=from_seq)), default=0)
