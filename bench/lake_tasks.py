@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from topics.lake import Change, Lake, write_files
-from topics.lake.erasure import LakeErasure
+from topics.lake.lake import LakeErasure
 from topics.lake.rewrite import Erasure, here
 from topics.model.records import TagMatch
 from topics.spark.pipelines.audit import check_file

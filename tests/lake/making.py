@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 
 from topics.lake import ArchivedEpoch, Change, File, Gap, Lake, TopicState, TypedColumns, write_files
 from topics.lake.delta_folder import Actions, DeltaFolder
-from topics.lake.erasure import LakeErasure
 from topics.lake.files import NO_COLUMNS
+from topics.lake.lake import LakeErasure
 from topics.lake.rewrite import Erasure
 from topics.model.records import TagMatch
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lake.making import EPOCH, archive, archived_epoch_of, commit_first, erase, known, merge, records
 from topics.lake import Change, Lake, write_files
-from topics.lake.erasure import LakeErasure
+from topics.lake.lake import LakeErasure
 from topics.lake.rewrite import Erasure, here
 from topics.model.records import TagMatch
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from time import sleep
 from typing import TYPE_CHECKING, TextIO
 
 from topics.cli import connect as targets
-from topics.cli import sql_prompt
 from topics.cli.options import add_parser, one_of, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen
@@ -175,7 +175,7 @@ def _check(options: dict[str, str], statements: list[str]) -> None:
 
 def _prompt(tables: Tables, args: argparse.Namespace) -> int:
     """Read and run statements until the end of input. Print errors and continue."""
-    for statement in sql_prompt.statements(tables.words, f"Topics are tables, {tables.engine} answers."):
+    for statement in prompt_statements(tables.words, f"Topics are tables, {tables.engine} answers."):
         try:
             answer(tables, statement, args)
         except KeyboardInterrupt:
@@ -330,3 +330,94 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
     return int(text)
+
+
+# --- the prompt: statements on one or several lines, with a history and completion
+
+HISTORY = "~/.topics_sql_history"
+HISTORY_LINES = 1000
+PROMPT, MORE = "topics> ", "     -> "
+QUIT, ASK_HELP = ("quit", "exit", "\\q"), ("help", "\\h", "?")
+HELP = """\
+  select …;           a query, on one or several lines; ends with a semicolon
+  show tables;        list the tables
+  describe orders;    list the columns of a table and the fields of its data
+  help, quit          print this text; end the prompt (also Ctrl-D)
+
+Tab completes names. Every topic is a table with the columns topic, seq, ts, node, tag, meta, data. Use paths for fields
+of data and meta: data.customer.name, data.items[0].qty. `from orders.*` reads all topics that start with "orders.".
+"""
+KEYWORDS = (
+    "select", "from", "where", "group by", "order by", "limit", "join", "left join", "on", "as", "and", "or", "not",
+    "is null", "in", "like", "between", "having", "union all", "with", "case when", "count(*)", "sum(", "min(", "max(",
+    "avg(", "distinct", "show tables", "describe", "desc", "interval", "now()",
+)  # fmt: skip
+
+
+def prompt_statements(words: Callable[[], list[str]], greeting: str) -> Iterator[str]:
+    """Yield the statements that are typed, until quit or the end of input. `words` returns the names to complete."""
+    from topics.spark.sql.text import is_whole, split
+
+    print(f"{greeting} End statements with a semicolon. Type help; or quit;.")
+    held = ""
+    with _line_editing(words):
+        while True:
+            try:
+                line = input(MORE if held else PROMPT)
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                print()
+                held = ""
+                continue
+            word = "" if held else line.strip().rstrip(";").lower()
+            if word in QUIT:
+                return
+            if word in ASK_HELP:
+                print(HELP)
+                continue
+            held = f"{held}\n{line}" if held else line
+            if is_whole(held):
+                yield from split(held)
+                held = ""
+            elif not held.strip():
+                held = ""
+
+
+def completions(words: list[str], begun: str) -> list[str]:
+    """Return the keywords and names that begin so, whatever their case."""
+    return [word for word in (*KEYWORDS, *words) if word.lower().startswith(begun.lower())]
+
+
+@contextmanager
+def _line_editing(words: Callable[[], list[str]]) -> Iterator[None]:
+    """Load and save the history, and complete names, if this Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    found: list[str] = []
+
+    def complete(begun: str, state: int) -> str | None:
+        if state == 0:
+            found.clear()
+            with suppress(Exception):  # a server that does not answer must not end the prompt
+                found.extend(completions(words(), begun))
+        return found[state] if state < len(found) else None
+
+    path = os.path.expanduser(HISTORY)
+    with suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_completer(complete)
+    readline.set_completer_delims(re.sub(r"[.:\-*]", "", readline.get_completer_delims()))  # these are part of names
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+        with suppress(OSError):
+            readline.set_history_length(HISTORY_LINES)
+            readline.write_history_file(path)

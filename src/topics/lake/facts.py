@@ -16,26 +16,17 @@ refuses the second one unless it was made from the result of the first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pyarrow.parquet as pq
-from msgspec import Struct
 
-from topics.lake.archived import Change, Gap, TopicState
+from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
 from topics.lake.errors import Damaged, LakeError
 from topics.lake.layout import LOG
 from topics.lake.storage import Storage
 
 ERASED, REMOVED, PURGED = "topics/erased", "topics/removed", "topics/purged"
-
-
-class EpochFacts(Struct):
-    """The facts of one epoch."""
-
-    archived_to: int = 0
-    trimmed_to: int = 0
-    gaps: list[Gap] = []
 
 
 def of_change(change: Change, base: TopicState) -> dict[str, int]:
@@ -65,26 +56,25 @@ def of_gap(epoch: int, gap: Gap) -> tuple[str, int]:
     return f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}", gap.last
 
 
-def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
-    """Return the facts of each epoch, with the gaps sorted. Facts of other programs are ignored."""
-    found: dict[int, EpochFacts] = {}
+def by_epoch(facts: Facts, topic: str, files: Mapping[int, Sequence[File]]) -> dict[int, ArchivedEpoch]:
+    """Return the epochs of a topic, from its facts and the files of each. Facts of other programs are ignored."""
+    ends, trims, gaps = dict[int, int](), dict[int, int](), dict[int, list[Gap]]()
     for name, value in facts.items():
-        program, _, rest = name.partition("/")
-        kind, _, rest = rest.partition("/")
-        if program != "topics" or kind not in ("archived", "trimmed", "gap"):
-            continue
-        epoch, _, rest = rest.partition("/")
-        of = found.setdefault(int(epoch), EpochFacts(gaps=[]))
-        if kind == "archived":
-            of.archived_to = value
-        elif kind == "trimmed":
-            of.trimmed_to = value
-        elif kind == "gap":
-            first, met_at, reason = rest.split("/", 2)
-            of.gaps.append(Gap(int(first), value, reason, int(met_at)))
-    for of in found.values():
-        of.gaps.sort(key=lambda gap: gap.first)
-    return found
+        match name.split("/", 5):
+            case ["topics", "archived", epoch]:
+                ends[int(epoch)] = value
+            case ["topics", "trimmed", epoch]:
+                trims[int(epoch)] = value
+            case ["topics", "gap", epoch, first, met_at, reason]:
+                gaps.setdefault(int(epoch), []).append(Gap(int(first), value, reason, int(met_at)))
+    return {
+        epoch: ArchivedEpoch(
+            topic=topic, epoch=epoch, archived_to=ends.get(epoch, 0), trimmed_to=trims.get(epoch, 0),
+            files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)),
+            gaps=tuple(sorted(gaps.get(epoch, ()), key=lambda gap: gap.first)),
+        )
+        for epoch in sorted({*files, *ends, *trims, *gaps})
+    }  # fmt: skip
 
 
 # --- the facts in the log of a table

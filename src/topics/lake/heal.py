@@ -102,11 +102,6 @@ class Healer:
         yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)
 
 
-def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
-    epochs = lake.snapshot().epochs(topic)
-    return epochs[-1] if epochs else None
-
-
 def first_at(lake: Lake, archived: ArchivedEpoch, ts_ms: int) -> int:
     """Return the seq at which a read from a time on begins: right after the last archived record that is older.
 

@@ -9,6 +9,7 @@ Spark hide its value.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -166,11 +167,8 @@ class Storage:
         return sealed
 
     def sum(self, path: str) -> str:
-        found = xxhash.xxh3_64()
         with open(self.uri(path), "rb", buffering=0) as file:
-            while data := file.read(1 << 20):
-                found.update(data)
-        return found.hexdigest()
+            return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
     def write(self, path: str, data: bytes) -> None:
         """Write or replace a small file atomically."""

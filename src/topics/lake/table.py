@@ -26,7 +26,7 @@ from deltalake import DeltaTable
 from msgspec import structs
 
 from topics.lake import facts
-from topics.lake.archived import ArchivedEpoch, Change, File, TopicState
+from topics.lake.archived import Change, File, TopicState
 from topics.lake.columns import BadColumns, TypedColumns
 from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
 from topics.lake.errors import Conflict, Damaged, LakeError
@@ -83,13 +83,7 @@ class TopicTable:
             )
         if version > self._state.version:
             known = self._delta.facts()
-            files, of_epoch, epochs = _files(self._folder, self._delta.files()), facts.by_epoch(known), {}
-            for epoch in sorted({*files, *of_epoch}):
-                of = of_epoch.get(epoch, facts.EpochFacts())
-                epochs[epoch] = ArchivedEpoch(
-                    topic=self.topic, epoch=epoch, archived_to=of.archived_to, trimmed_to=of.trimmed_to,
-                    files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)), gaps=tuple(of.gaps),
-                )  # fmt: skip
+            epochs = facts.by_epoch(known, self.topic, _files(self._folder, self._delta.files()))
             self._state = TopicState(
                 topic=self.topic, version=version, epochs=epochs, erasures=known.get(facts.ERASED, 0),
                 removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),

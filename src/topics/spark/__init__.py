@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topics.spark.source.offsets import lag
-    from topics.spark.spark_session import register, session
-    from topics.spark.typed_tables import infer_schema, table
+    from topics.spark.spark_session import infer_schema, register, session, table
 
 __all__ = ["infer_schema", "lag", "register", "session", "table"]
 
 _HOMES = {
-    "infer_schema": "topics.spark.typed_tables",
+    "infer_schema": "topics.spark.spark_session",
     "lag": "topics.spark.source.offsets",
     "register": "topics.spark.spark_session",
     "session": "topics.spark.spark_session",
-    "table": "topics.spark.typed_tables",
+    "table": "topics.spark.spark_session",
 }
 
 

@@ -1,23 +1,30 @@
-"""Start a Spark session, and register the data source with it."""
+"""Start a Spark session, register the data source with it, and read topics as tables."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import msgspec
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as t
 
+from topics.plurals import counted
 from topics.spark.data_source import TopicsSource, with_options
 from topics.spark.jvm import find_java, quick_start
 from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.schema_layout import layout_of, plain_schema
-from topics.spark.sql.tables import LEDGER, names_of
+from topics.spark.source.layout import PLAIN
+from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES, layout_of, plain_schema
+from topics.spark.sql import kinds
+from topics.spark.sql.tables import LEDGER, declared, names_of
 from topics.spark.sql.text import quoted
 
+SAMPLE = 1000  # records that are read to infer a schema
 REGISTERED = "topics.source.registered"  # a session setting, so that it ends with the session
 
 
@@ -26,7 +33,7 @@ def register(
     *,
     url: str | None = None,
     database: str = "topics",
-    schemas: Mapping[str, StructType | str] | None = None,
+    schemas: Mapping[str, t.StructType | str] | None = None,
     **options: object,
 ) -> SparkSession:
     """Register `format("topics")` with a session, Connect sessions included, and return the session.
@@ -80,7 +87,7 @@ def session(
 
 
 def create_tables(
-    spark: SparkSession, options: Mapping[str, str], *, database: str, schemas: Mapping[str, StructType | str]
+    spark: SparkSession, options: Mapping[str, str], *, database: str, schemas: Mapping[str, t.StructType | str]
 ) -> None:
     """Create or replace a table in `database` for each topic that the options can read.
 
@@ -99,7 +106,7 @@ def create_tables(
         if schema is None:
             columns = plain_schema(read_options(given))
         else:
-            columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema  # type: ignore[assignment]
+            columns = _struct(schema)
             given["typed"] = "true"
             layout_of(read_options(given), columns)
         name = f"{quoted(database)}.{quoted(table)}"
@@ -118,4 +125,83 @@ def table_names(topics: Iterable[str]) -> dict[str, str]:
                 "subscribePrefix, or create the tables with CREATE TABLE … USING topics OPTIONS (…)"
             )
         found[name] = topic
+    return found
+
+
+# --- typed access to `data`: a topic as a table whose columns are the fields of its records
+
+
+def table(
+    spark: SparkSession,
+    topic: str,
+    *,
+    schema: t.StructType | str | None = None,
+    columns: Sequence[str] | None = None,
+    **options: Any,
+) -> DataFrame:
+    """Return the topic with the fields of `data` as columns, typed by `schema`, or by a sample of the records.
+
+    The other columns of the source have an underscore before their names: `_seq`, `_ts`, `_tag` and so on; `_data` is
+    the JSON text as it was written. A record that does not fit the schema has its text in `_malformed`, so that no
+    record is lost silently. With `failOnDataLoss=false` a lost range is a row whose `_kind` is gap.
+
+    `columns` names the columns to read. Spark does not prune columns of a Python source, so fewer are faster.
+    `options` are the options of the source.
+    """
+    wanted = infer_schema(spark, topic, **options) if schema is None else _struct(schema)
+    if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
+        lowered = [name.lower() for name in wanted.fieldNames()]
+        if twice := [name for name in wanted.fieldNames() if lowered.count(name.lower()) > 1]:
+            raise BadOption(
+                f"schema: fields {' and '.join(twice)} differ only in case: pass a schema with one of them, or set "
+                "spark.sql.caseSensitive to true"
+            )
+    given = _given(topic, options)
+    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in PLAIN]
+    fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
+    if columns is not None:
+        by_name = {field.name: field for field in fields}
+        if unknown := [name for name in columns if name not in by_name]:
+            raise BadOption(f"columns: there is no column {unknown[0]!r}; there are {', '.join(by_name)}")
+        # Whether a record is malformed depends on every field of the schema.
+        parsed_as_well = wanted.fields if MALFORMED in columns else []
+        names = dict.fromkeys([*columns, *(field.name for field in parsed_as_well)])
+        fields = [by_name[name] for name in names]
+    reader = spark.read.format("topics").options(**given)
+    frame = reader.schema(t.StructType(fields)).option("typed", "true").load()
+    return (
+        frame
+        if columns is None or len(fields) == len(columns)
+        else frame.select(*(F.col(quoted(name)) for name in columns))
+    )
+
+
+def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> t.StructType:
+    """Return the schema of `data`: that of the topic, else one for the first `sample` records.
+
+    Raise `ValueError` if none of these is a JSON object.
+    """
+    given = _given(topic, options)
+    kind = declared(read_options(given))
+    if not isinstance(kind, dict) or not kind:
+        frame = spark.read.format("topics").options(**given).load()
+        rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
+        kind = kinds.of_texts(row.data for row in rows)
+        if not isinstance(kind, dict) or not kind:
+            raise ValueError(f"topic {topic}: no JSON object among {counted(len(rows), 'record')}; pass a schema")
+    return _struct(t.DataType.fromDDL(kinds.ddl(kind)))
+
+
+def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
+    given = {"subscribe": topic}
+    for name, value in options.items():
+        text = str(value).lower() if isinstance(value, bool) else value
+        given[name] = str(text) if isinstance(text, str | int) else msgspec.json.encode(value).decode()
+    return with_absolute_paths(given)
+
+
+def _struct(schema: t.DataType | str) -> t.StructType:
+    found = t.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, t.StructType):
+        raise BadOption(f"schema: {schema} is not a list of columns, such as sku STRING, qty INT")
     return found

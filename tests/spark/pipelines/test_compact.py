@@ -343,7 +343,7 @@ def test_gaps_are_in_the_report_and_the_table(spark: SparkSession, client: Clien
 
     assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, 2, "cap")]
     log = FactsReader(Storage(str(tmp_path / "latest")))
-    [epoch] = by_epoch(log.at(DeltaTable(tmp_path / "latest").version())).values()
+    [epoch] = by_epoch(log.at(DeltaTable(tmp_path / "latest").version()), "", {}).values()
     assert [(gap.first, gap.last, gap.reason) for gap in epoch.gaps] == [(1, 2, "cap")]
 
 

@@ -21,7 +21,7 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
-from topics.lake.erasure import LakeErasure
+from topics.lake.lake import LakeErasure
 from topics.spark.pipelines.erase import driver
 from topics.spark.pipelines.erase.driver import erase, parse
 from topics.spark.pipelines.run.job import BadUsage, Failed

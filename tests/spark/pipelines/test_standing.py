@@ -22,7 +22,7 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Tombstone
 from topics.lake import Gap, Lake
-from topics.lake.erasure import LakeErasure
+from topics.lake.lake import LakeErasure
 from topics.lake.layout import topic_folder
 from topics.lake.rewrite import Erasure
 from topics.model.records import TagMatch

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw
 from pyspark.sql import types as t
 
-from topics.spark.sink.json_columns import NoJson, encode, json_column
+from topics.spark.sink.rows import BadColumns, encode, json_column
 
 Convert = Callable[[Any], Any]
 
@@ -55,7 +55,7 @@ CASES: list[tuple[t.DataType, pa.DataType, list[Any]]] = [
 
 
 def test_type_without_json_form_is_refused():
-    with pytest.raises(NoJson, match=r"data\.x is of type interval"):
+    with pytest.raises(BadColumns, match=r"data\.x is of type interval"):
         json_column(t.StructType().add("x", t.DayTimeIntervalType()), "data")
 
 

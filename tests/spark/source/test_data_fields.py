@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from topics.lake.json_fields import JsonFields
+from topics.lake.columns import JsonFields
 from topics.spark.options import BadOption
 from topics.spark.source.schema_layout import arrow_type
 

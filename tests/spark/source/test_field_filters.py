@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from tests.conftest import ServerProcess
 from topics.client import Client
-from topics.lake.json_fields import JsonFields
+from topics.lake.columns import JsonFields
 from topics.model.field_tests import Fields, compiled
 from topics.model.filters import parse_filter
 from topics.spark import table

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from tests.conftest import ServerProcess, StartServer
 from tests.spark.lakes import archive
 from topics.cli.main import main
-from topics.cli.sql_prompt import completions
+from topics.cli.sql import completions
 from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import infer_schema, register

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from pyarrow import dataset, fs
 
 from topics.errors import TopicsError
-from topics.lake.json_fields import SPECIAL_NUMBERS
+from topics.lake.columns import SPECIAL_NUMBERS
 from topics.model.filters import parse_filter
 from topics.model.records import TagMatch
 from topics.spark.source import plan
@@ -126,7 +126,7 @@ _WHOLE = ("tinyint", "smallint", "int", "bigint")
 def with_fields(where: TagMatch | None, filters: Iterable[Any], schema: Any) -> TagMatch | None:
     """Return a filter for records that match `where` and may meet the filters of a typed read.
 
-    `schema` is Spark's type of the columns that are fields of `data`; `topics.lake.json_fields` says what values they
+    `schema` is Spark's type of the columns that are fields of `data`; `topics.lake.columns` says what values they
     have. A condition that would make the filter too large is left out.
     """
     for one in filters:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from topics.arrow import GAP, RECORD, Cells, cells
-from topics.lake.json_fields import JsonFields
+from topics.lake.columns import JsonFields
 from topics.spark.source.plan import Span
 from topics.storage.segments.record_run import Run
 

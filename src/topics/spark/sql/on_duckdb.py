@@ -16,7 +16,7 @@ from pyarrow import dataset
 
 from topics.engine.offline.directory import Excerpt
 from topics.lake import Lake
-from topics.lake.json_fields import JsonFields
+from topics.lake.columns import JsonFields
 from topics.spark.options import ReadOptions, read_options
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of

@@ -12,9 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
 
-from topics.lake import Lake, TypedColumns
+from topics.lake import ArchivedEpoch, Lake, TypedColumns
 from topics.lake.files import NO_COLUMNS
-from topics.lake.heal import newest_epoch
 from topics.spark.failures import explain
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.readers import PUSHDOWN
@@ -124,8 +123,8 @@ class SparkTables(Tables):
         if not typed.fields or self._gaps or self._options.get("lakeOnly") != "true":
             return None
         lake = Lake(self._options["lake"])
-        archived = newest_epoch(lake, table)
-        if archived is None or archived.gaps or not archived.files or not lake.storage.is_local:
+        [archived] = lake.snapshot().epochs(table)[-1:] or [ArchivedEpoch(topic=table, epoch=0)]
+        if archived.gaps or not archived.files or not lake.storage.is_local:
             return None
         if not lake.table(table).has_in_every_file([name for name, _ in typed.fields]):
             return None

@@ -19,7 +19,7 @@ from topics.lake import Lake, TypedColumns
 from topics.lake.files import NO_COLUMNS
 from topics.plurals import counted
 from topics.spark.options import READ as KNOWN_OPTIONS
-from topics.spark.options import connection, known, read_options, with_absolute_paths
+from topics.spark.options import ReadOptions, connection, known, read_options, with_absolute_paths
 from topics.spark.source.catalog import catalog_of, client_for, state_of
 from topics.spark.source.layout import PLAIN
 from topics.spark.source.plan import Span
@@ -72,6 +72,15 @@ def names_of(options: Mapping[str, str]) -> set[str]:
         with client_for(reached) as client:
             found |= {row.topic for row in client.topics()}
     return found
+
+
+def declared(options: ReadOptions) -> Kind:
+    """Return the type that the schema of a topic of a server gives to `data`, or None."""
+    if options.path is not None or options.lake_only or not options.topics:
+        return None
+    with client_for(options.connection) as client:
+        state = state_of(client, options.topics[0])
+    return None if state is None else kinds.of_schema(state.config.schema)
 
 
 def check(text: str, names: set[str]) -> None:
@@ -194,17 +203,9 @@ class Tables:
         """Return the type of the JSON in a column, from the first and last records, and the number of samples."""
         if (table, column) not in self._kinds:
             texts = [text for text in self._sample(table, column) if text is not None]
-            declared = kinds.of_schema(self._schema(table)) if column == "data" else None
-            self._kinds[table, column] = kinds.merged(declared, kinds.of_texts(texts)), len(texts)
+            given = declared(read_options(self._subscription(table))) if column == "data" else None
+            self._kinds[table, column] = kinds.merged(given, kinds.of_texts(texts)), len(texts)
         return self._kinds[table, column]
-
-    def _schema(self, table: str) -> Any:
-        """Return the schema of a topic of a server, or None."""
-        if self._options.get("path") is not None or self._options.get("lakeOnly") == "true" or table.endswith("*"):
-            return None
-        with client_for(connection(known(self._options, KNOWN_OPTIONS))) as client:
-            state = state_of(client, table)
-        return None if state is None else state.config.schema
 
     def _sample(self, table: str, column: str) -> Iterable[str | None]:
         """Yield values from both ends of each topic."""

@@ -25,7 +25,7 @@ from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
 from topics.lake.archived import Range
-from topics.lake.erasure import LakeErasure
+from topics.lake.lake import LakeErasure
 from topics.lake.rewrite import LAST, Erasure
 from topics.model.records import TagMatch, parse_match
 from topics.plurals import counted
