@@ -41,7 +41,7 @@ def make(place: str, files: int, file_bytes: int) -> None:
         path = f"epoch=7/date={ts[:10]}/{at * ROWS + 1:020d}-{at:016x}.parquet"
         adds.append(Added(path, file_bytes, msgspec.json.encode(stats).decode(), {"epoch": "7", "date": ts[:10]}))
     folder.open()
-    folder.commit(lambda: Actions(adds=adds, facts={"topics/archived/7": files * ROWS}))
+    folder.write(Actions(adds=adds, facts={"topics/archived/7": files * ROWS}))
     folder.checkpoint()
 
 

@@ -18,10 +18,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
 
 from topics.clock import SystemClock
-from topics.lake.errors import Conflict, LakeError
+from topics.lake.errors import Conflict, Damaged, LakeError
 from topics.lake.facts import Facts, FactsReader
 from topics.lake.layout import LOG
-from topics.lake.storage import Storage
+from topics.lake.storage import Storage, with_remedies
 
 CHECKPOINT_EVERY = 32  # commits
 
@@ -58,7 +58,7 @@ class DeltaFolder:
     """The Delta table at the place of a storage. It need not exist. Not safe for several threads."""
 
     def __init__(self, storage: Storage, *, partitions: Sequence[str] = ()) -> None:
-        self._storage = storage
+        self.storage = storage
         self._partitions = list(partitions)
         self.log = FactsReader(storage)
         self.table: DeltaTable | None = None  # as of the last call of `open`
@@ -66,7 +66,7 @@ class DeltaFolder:
 
     @property
     def uri(self) -> str:
-        return self._storage.location
+        return self.storage.location
 
     # --- state
 
@@ -74,9 +74,9 @@ class DeltaFolder:
         """Return the newest version of the table, or None if it does not exist."""
         if self.table is not None:
             self.table.update_incremental()
-        elif not self._storage.is_local or self._storage.has_folder(LOG):
+        elif not self.storage.is_local or self.storage.has_folder(LOG):
             try:
-                self.table = DeltaTable(self.uri, storage_options=self._storage.options or None)
+                self.table = DeltaTable(self.uri, storage_options=self.storage.options or None)
             except TableNotFoundError:
                 return None
         return self.table
@@ -108,14 +108,14 @@ class DeltaFolder:
         try:
             DeltaTable.create(
                 self.uri, Schema.from_arrow(schema), mode="error", partition_by=self._partitions, name=name,
-                configuration=PROPERTIES | dict(properties), storage_options=self._storage.options or None,
+                configuration=PROPERTIES | dict(properties), storage_options=self.storage.options or None,
                 post_commithook_properties=BY_HAND,
             )  # fmt: skip
         except (DeltaError, CommitFailedError, FileExistsError):
             if self.open() is None:  # another process has created it
                 raise
         self._sync_version(0)
-        self._storage.sync_place()
+        self.storage.sync_place()
         self.open()
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
@@ -127,10 +127,15 @@ class DeltaFolder:
         """Commit what `build` returns, and open the version with it.
 
         `build` is called again for each newer version that another process has written. It calls `open`, and raises
-        `Conflict` if the change does not fit to that version; nothing is committed then. Added files must be synced.
+        `Conflict` if the change does not fit to that version; nothing is committed then.
         """
         while True:
             actions = build()
+            try:
+                self._sync_added(actions.adds)
+            except LakeError:
+                build()  # raises `Conflict` if another run has removed a file because it can never be committed
+                raise
             before = self.version
             try:
                 self.write(actions)
@@ -148,6 +153,19 @@ class DeltaFolder:
         self.facts()
         if self.version - self.log.checkpoint >= CHECKPOINT_EVERY:
             self.checkpoint()
+
+    def _sync_added(self, adds: Sequence[Added]) -> None:
+        """Sync new files. Raise `LakeError` or `Damaged` unless every one is there with its full size."""
+        for one in adds:
+            size = self.storage.size(one.path)
+            if size is None:
+                raise LakeError(
+                    f"{self.storage.uri(one.path)}: a file that a task wrote is not here; the place must be a "
+                    "directory that the driver and all executors share, or be in an object store"
+                )
+            if size != one.size_bytes:
+                raise Damaged(f"{self.storage.uri(one.path)}: {size} bytes where {one.size_bytes} were written")
+        self.storage.sync([one.path for one in adds])
 
     def write(self, actions: Actions) -> None:
         """Commit as the version after the one that `open` has found, or fail."""
@@ -183,7 +201,7 @@ class DeltaFolder:
         table = self.open()
         assert table is not None
         table.create_checkpoint()
-        self._storage.sync([f"{LOG}/{self.version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
+        self.storage.sync([f"{LOG}/{self.version:020d}.checkpoint.parquet", f"{LOG}/_last_checkpoint"])
         self.log.checkpoint = self.version
         self.checkpoints += 1
         table.cleanup_metadata()
@@ -201,13 +219,13 @@ class DeltaFolder:
         return [str(path) for path in found]
 
     def _sync_version(self, version: int) -> None:
-        self._storage.sync([f"{LOG}/{version:020d}.json"])
+        self.storage.sync([f"{LOG}/{version:020d}.json"])
 
-
-@contextmanager
-def delta_errors(uri: str) -> Iterator[None]:
-    """Turn errors of `deltalake` into a `LakeError` that names the table."""
-    try:
-        yield
-    except DeltaError as error:
-        raise LakeError(f"{uri}: {error}") from error
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn errors of `deltalake` and of the storage into a `LakeError` that names the table or the file."""
+        try:
+            with with_remedies(self.uri):
+                yield
+        except DeltaError as error:
+            raise LakeError(f"{self.uri}: {error}") from error

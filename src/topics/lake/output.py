@@ -6,18 +6,17 @@ commit leaves only files that no version has. Of two runs that continue from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
-from topics.lake.errors import Conflict, Damaged, LakeError, Moved, NoTable
+from topics.lake.delta_folder import Actions, Added, DeltaFolder
+from topics.lake.errors import Conflict, Damaged, Moved, NoTable
 from topics.lake.facts import Facts
 from topics.lake.files import ROWS_FILE_BYTES, RowsFile, RowsWriter, read_rows
 from topics.lake.layout import LOG
-from topics.lake.storage import Storage, with_remedies
+from topics.lake.storage import Storage
 
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 MERGE_FILES = 32  # small files that are merged into one
@@ -40,7 +39,7 @@ class OutputTable:
     # --- state
 
     def exists(self) -> bool:
-        with self._errors():
+        with self._delta.errors():
             return self._delta.open() is not None
 
     def load(self) -> Facts:
@@ -48,7 +47,7 @@ class OutputTable:
 
         Raise `NoTable` if the place holds something that this pipeline has not written.
         """
-        with self._errors():
+        with self._delta.errors():
             if self._delta.open() is None:
                 others = [name for name in self.storage.names() if name != LOG]
                 if others:
@@ -62,7 +61,7 @@ class OutputTable:
 
     def files(self, column: str | None = None) -> list[RowsFile]:
         """Return the files of the newest version, with the bounds of a column."""
-        with self._errors():
+        with self._delta.errors():
             if self._delta.open() is None:
                 return []
             found = self._delta.files()
@@ -76,7 +75,7 @@ class OutputTable:
 
     def schema(self) -> pa.Schema | None:
         """Return the columns of the table, or None if it does not exist."""
-        with self._errors():
+        with self._delta.errors():
             return None if self._delta.open() is None else self._delta.schema()
 
     def _position(self) -> dict[str, int]:
@@ -87,7 +86,7 @@ class OutputTable:
 
     def create(self, schema: pa.Schema, *, name: str) -> None:
         """Create the table unless it exists. Files can be written after that."""
-        with self._errors():
+        with self._delta.errors():
             kept = {"delta.deletedFileRetentionDuration": f"interval {self._kept_hours} hours"}
             self._delta.create(schema, name=name, properties=kept)
 
@@ -106,14 +105,7 @@ class OutputTable:
         Raise `Moved` if another run has changed the position since `load`, and `Conflict` if a file to remove is not
         there any more: another program has merged it. In both cases nothing is committed.
         """
-        with self._errors():
-            for file in adds:
-                if self.storage.size(file.path) != file.bytes:
-                    raise LakeError(
-                        f"{self.storage.uri(file.path)}: a file that a task wrote is not here; the table must be in a "
-                        "directory that the driver and all executors share, or in an object store"
-                    )
-            self.storage.sync([file.path for file in adds])
+        with self._delta.errors():
             changed = {name: value for name, value in position.items() if self.known.get(name) != value}
             set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
 
@@ -134,7 +126,7 @@ class OutputTable:
         small = [file for file in self.files() if file.bytes < SMALL_BYTES]
         if len(small) < MERGE_FILES:
             return 0
-        with self._errors():
+        with self._delta.errors():
             schema = self._delta.schema()
             with RowsWriter(self.storage, schema) as writer:
                 for file in small:
@@ -143,7 +135,6 @@ class OutputTable:
                 merged = writer.finish()
             if sum(file.rows for file in merged) != sum(file.rows for file in small):
                 raise Damaged(f"{self.uri}: the merged files do not have all of the rows")
-            self.storage.sync([file.path for file in merged])
 
             def build() -> Actions:
                 self._delta.open()
@@ -173,8 +164,3 @@ class OutputTable:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
         added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
         return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        with delta_errors(self.uri), with_remedies(self.uri):
-            yield

@@ -17,22 +17,20 @@ known from the log. The second is distinguished from the third as follows:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from msgspec import structs
 
 from topics.lake import facts
 from topics.lake.archived import Change, File, TopicState
 from topics.lake.columns import BadColumns, TypedColumns
-from topics.lake.delta_folder import Actions, Added, DeltaFolder, delta_errors
-from topics.lake.errors import Conflict, Damaged, LakeError
+from topics.lake.delta_folder import Actions, Added, DeltaFolder
+from topics.lake.errors import Conflict, Damaged
 from topics.lake.files import NO_COLUMNS
 from topics.lake.layout import LOG, PARTITIONS, SCHEMA, parse_path, topic_folder
-from topics.lake.storage import Storage, StoredFile, with_remedies
+from topics.lake.storage import Storage, StoredFile
 
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 
@@ -57,9 +55,9 @@ class TopicTable:
 
     def __init__(self, storage: Storage, topic: str) -> None:
         self.topic = topic
-        self._storage = storage
         self._folder = topic_folder(topic)
         self._delta = DeltaFolder(Storage(storage.uri(self._folder)), partitions=PARTITIONS)
+        self._storage, self.uri = self._delta.storage, self._delta.uri
         self._state = TopicState(topic=topic)
 
     @property
@@ -70,7 +68,7 @@ class TopicTable:
 
     def state(self) -> TopicState:
         """Return the newest state. Raise `Damaged` if the log lacks a file."""
-        with self.errors():
+        with self._delta.errors():
             return TopicState(topic=self.topic) if self._delta.open() is None else self._opened_state()
 
     def _opened_state(self) -> TopicState:
@@ -89,10 +87,6 @@ class TopicTable:
                 removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
             )  # fmt: skip
         return self._state
-
-    @property
-    def uri(self) -> str:
-        return self._storage.uri(self._folder)
 
     def delta(self) -> DeltaTable | None:
         """Return the table as an object of `deltalake`, as of the newest version, or None if it does not exist."""
@@ -114,11 +108,7 @@ class TopicTable:
 
     def files(self) -> list[StoredFile]:
         """Return every file in the folder of the table, except the log, with paths relative to the table."""
-        found = [
-            structs.replace(one, path=one.path.removeprefix(f"{self._folder}/"))
-            for one in self._storage.files_in(self._folder)
-        ]
-        return [one for one in found if not one.path.startswith(f"{LOG}/")]
+        return [one for one in self._storage.files_in("") if not one.path.startswith(f"{LOG}/")]
 
     def stray_files(self) -> list[StoredFile]:
         """Return the files that neither the newest version nor a version younger than the retention has."""
@@ -128,7 +118,7 @@ class TopicTable:
         known = {
             file.path.removeprefix(f"{self._folder}/") for epoch in self._state.epochs.values() for file in epoch.files
         }
-        with self.errors():
+        with self._delta.errors():
             known.update(self._delta.vacuum(0, dry_run=True, full=False))
         return [one for one in stored if one.path not in known]
 
@@ -140,7 +130,7 @@ class TopicTable:
         state = self.state()
         dead = [path for path in self.strays() if _is_dead(path, state)]
         for path in dead:
-            self._storage.remove(f"{self._folder}/{path}")
+            self._storage.remove(path)
         return len(dead)
 
     def vacuum(self, *, retention_hours: int = KEPT_HOURS, dry_run: bool = False) -> list[int]:
@@ -148,7 +138,7 @@ class TopicTable:
         if self.delta() is None:
             return []
         sizes = {one.path: one.size_bytes for one in self.files()}
-        with self.errors():
+        with self._delta.errors():
             return [sizes.get(path, 0) for path in self._delta.vacuum(retention_hours, dry_run=dry_run)]
 
     def purge(self, removed: Iterable[File]) -> None:
@@ -157,13 +147,13 @@ class TopicTable:
         The newest version that this object knows must be the commit of the erasure, or a later one. A purge that was
         killed is repeated by the next one.
         """
-        log, state = f"{self._folder}/{LOG}", self._state
+        state = self._state
         self._delta.checkpoint()
-        with self.errors():
+        with self._delta.errors():
             self._delta.vacuum(0, full=False)
         ranges = [(file.first, file.last) for file in removed]
-        versions = {one.path: one.modified_ns for one in self._storage.files_in(log)}
-        committed_ns = versions.get(f"{log}/{state.version:020d}.json", 0)  # when the storage received the erasure
+        versions = {one.path: one.modified_ns for one in self._storage.files_in(LOG)}
+        committed_ns = versions.get(f"{LOG}/{state.version:020d}.json", 0)  # when the storage received the erasure
         for stray in self.stray_files():
             named = parse_path(stray.path)
             if named is None or named.last is None:
@@ -172,9 +162,9 @@ class TopicTable:
                 touches = any(named.first <= last and named.last >= first for first, last in ranges)
                 is_dead = touches and stray.modified_ns < committed_ns
             if is_dead:
-                self._storage.remove(f"{self._folder}/{stray.path}")
+                self._storage.remove(stray.path)
         self._delta.checkpoint()
-        for one in self._storage.files_in(log):  # statistics in the log may contain values of erased records
+        for one in self._storage.files_in(LOG):  # statistics in the log may contain values of erased records
             number = one.path.rpartition("/")[2].partition(".")[0]
             if number.isdigit() and int(number) < self._delta.log.checkpoint:
                 self._storage.remove(one.path)
@@ -188,12 +178,12 @@ class TopicTable:
         An archive run creates it before it reads the first record: an erasure then finds the table and marks it, and
         the run cannot commit records that it read before the erasure.
         """
-        with self.errors(), with_remedies(self.uri):
+        with self._delta.errors():
             self._delta.create(TABLE_SCHEMA, name=self.topic, properties=PROPERTIES)
 
     def add_columns(self, columns: TypedColumns) -> list[str]:
         """Add the typed columns that the table lacks, and return their names. Raise `BadColumns` if a type differs."""
-        with self.errors(), with_remedies(self.uri):
+        with self._delta.errors():
             self.create()
             self.state()
             known = dict(self.typed().fields)
@@ -209,11 +199,8 @@ class TopicTable:
         self, base: TopicState, changes: Sequence[Change], *, note: Mapping[str, Any] | None = None
     ) -> TopicState:
         """Commit the changes as one version. Raise `Conflict` if the base was changed; then nothing is committed."""
-        with self.errors(), with_remedies(self.uri):
-            self._storage.sync([file.path for change in changes for file in change.adds])
-            self._check_there(base, changes)
+        with self._delta.errors():
             self.create()
-
             above, adds, removes = f"{self._folder}/", list[Added](), list[str]()
             for change in changes:
                 for file in change.adds:
@@ -231,26 +218,6 @@ class TopicTable:
 
             self._delta.commit(build)
             return self._opened_state()
-
-    def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
-        """Raise `LakeError` or `Damaged` unless every new file is there with its full size.
-
-        Raise `Conflict` if another run has removed a file because it can never be committed.
-        """
-        for change in changes:
-            for file in change.adds:
-                size = self._storage.size(file.path)
-                if size is None:
-                    _check(self.state(), base, change)
-                    raise LakeError(
-                        f"{self._storage.uri(file.path)}: a file that a task wrote is not here; the lake must be a "
-                        "directory that the driver and all executors share, or be in an object store"
-                    )
-                if size != file.bytes:
-                    raise Damaged(f"{file.path}: {size} bytes where {file.bytes} were written")
-
-    def errors(self) -> AbstractContextManager[None]:
-        return delta_errors(self.uri)
 
 
 def _check(newest: TopicState, base: TopicState, change: Change) -> None:
