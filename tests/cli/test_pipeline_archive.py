@@ -29,7 +29,7 @@ def test_dry_run_prints_a_json_report_and_creates_nothing(
     assert not lake.exists()
 
 
-def test_dry_run_of_trim_reports_archived_trimmed_and_lost_ranges(
+def test_dry_run_of_trim_reports_archived_and_trimmed_ranges(
     start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, lake = start_server(), tmp_path / "lake"
@@ -46,12 +46,11 @@ def test_dry_run_of_trim_reports_archived_trimmed_and_lost_ranges(
         assert [row.count for row in client.topics("shop:")] == [5, 2, 1]
     said = capsys.readouterr().out.splitlines()
     assert said[:-1] == [
-        "  shop:a: seqs 1 to 9, 5 records to write, lost 4, to trim 5",
+        "  shop:a: seqs 1 to 9, 5 records to write, to trim 5",
         "    would delete seqs 5 to 9 from the topic once the lake has them, 5 records",
         "  shop:b: seqs 1 to 3, 2 records to write, to trim 2",
         "    would delete seqs 1 to 3 from the topic once the lake has them, 2 records",
         "  shop:jobs: seqs 1 to 1, 1 record to write",
-        "  would record as lost: shop:a seqs 1 to 4 (cap)",
         "  warning: topic shop:jobs is a queue and is not trimmed: its jobs are left to its workers",
     ]
     assert said[-1].startswith("archive: would write 8 records of 3 topics, ")

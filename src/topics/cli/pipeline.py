@@ -271,7 +271,7 @@ def _summary(report: RunReport) -> str:
     """Return what the run did; distinguish "nothing new" from new seqs without records."""
     looked_at = max(report.looked_at, len(report.names))
     if not any(row.to_seq or row.records or row.would for row in report.topics):
-        return f"nothing new in {counted(looked_at, 'topic')}"
+        return f"{'' if any(row.figures for row in report.topics) else 'nothing new in '}{counted(looked_at, 'topic')}"
     verb = "would write" if report.dry_run else "wrote"
     bound = " at most" if any(row.at_most for row in report.topics) else ""
     others = f" ({looked_at} looked at)" if looked_at > len(report.names) else ""
@@ -281,7 +281,7 @@ def _summary(report: RunReport) -> str:
 def _topic_line(row: TopicReport, *, dry_run: bool) -> str:
     where = row.topic + (f" → {row.into}" if row.into else "")
     if not row.to_seq and not row.records:
-        parts = ["nothing new"]
+        parts = [] if row.figures else ["nothing new"]
     else:
         bound = "at most " if row.at_most else ""
         parts = [f"seqs {row.from_seq} to {row.to_seq}"] if row.to_seq else []

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topics.cli import pipeline
@@ -39,32 +35,6 @@ def _topics(help: str) -> Row:
 # --- archive
 
 
-def columns_of(given: Sequence[str]) -> dict[str, str]:
-    """Return the lists of typed columns by topic; the key "" is for every topic."""
-    found: dict[str, str] = {}
-    for text in given:
-        if text.startswith("@"):
-            found |= _from_file(text[1:])
-        elif (one := re.fullmatch(r"\s*([A-Za-z0-9][A-Za-z0-9._:-]*)\s*=(.*)", text, re.DOTALL)) is not None:
-            found[one[1]] = one[2]
-        else:
-            found[""] = text
-    return found
-
-
-def _from_file(path: str) -> dict[str, str]:
-    from topics.spark.failures import BadUsage
-
-    try:
-        with open(path, "rb") as file:
-            found = tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BadUsage(f"--columns: {path}: {error}") from None
-    if wrong := [topic for topic, text in found.items() if not isinstance(text, str)]:
-        raise BadUsage(f'--columns: {path}: {wrong[0]} is not a text such as "sku STRING, qty INT"')
-    return found
-
-
 ARCHIVE = Pipeline(
     "archive",
     "copy topics to a lake of Delta tables, each record once",
@@ -80,9 +50,7 @@ ARCHIVE = Pipeline(
         option("--lake DIR", f"{LAKE}; created if missing", required=True),
         option(
             "--columns LIST",
-            "fields of data that get typed columns, such as 'sku STRING, qty INT'; for one topic: TOPIC=LIST, "
-            "repeatable; from a TOML file of topics and lists: @FILE",
-            action="append", default=[],
+            "fields of data that get typed columns, such as 'sku STRING, qty INT'; default: those of a topic's schema",
         ),
         option("--expect SQL", "condition that records should meet, such as 'value:qty::int > 0'; counts the others"),
         one_of(
@@ -101,7 +69,6 @@ ARCHIVE = Pipeline(
             "continue with a lake that has less than the server expects; missing records become a gap",
         ),
     ),
-    arguments=lambda args: {**pipeline.own(args), "columns": columns_of(args.columns)},
 )  # fmt: skip
 
 AUDIT = Pipeline(
@@ -145,11 +112,7 @@ def _receipt(report: RunReport) -> str:
     figures = report.figures
     verb = "would be erased" if report.dry_run else "erased"
     lines = [f"{figures['match']}: {counted(report.records, 'record')} {verb} (run {report.run_id})", ""]
-    places = {
-        f"{'lake ' if row.into else 'topic'}  {row.topic}": row
-        for row in report.topics
-        if row.records or row.figures.get("ambiguous")
-    }
+    places = {f"{'lake ' if row.into else 'topic'}  {row.topic}": row for row in report.topics if row.records}
     width = max(map(len, places), default=0)
     lines += [f"  {place:<{width}}  {row.records:>10,}{_detail(row)}" for place, row in places.items()]
     clean = len(report.topics) - len(places)
@@ -160,12 +123,10 @@ def _receipt(report: RunReport) -> str:
 
 
 def _detail(row: TopicReport) -> str:
-    figures = row.figures
     if row.into:
-        return f"  in {counted(figures['files'], 'file')}"
-    parts = [f"{figures['copies']:,} of them copies without a tag"] if figures.get("copies") else []
-    parts += [f"{figures['ambiguous']:,} left in doubt"] if figures.get("ambiguous") else []
-    return f"  {', '.join(parts)}" if parts else ""
+        return f"  in {counted(row.figures['files'], 'file')}"
+    copies = row.figures["copies"]
+    return f"  {copies:,} of them copies without a tag" if copies else ""
 
 
 ERASE = Pipeline(
@@ -181,11 +142,10 @@ ERASE = Pipeline(
             _topics("only this topic and its router copies; repeatable"),
             option("--prefix P", "only topics with this name prefix, and their router copies"),
         ),
-        POSITIONS,
     ),
     show=_receipt,
-    epilog="Prints a receipt with the number of deleted records per place. Exit status: 1 if records remain that\n"
-    "may be copies.",
+    epilog="Prints a receipt with the number of deleted records per place. Exit status: 1 if copies\n"
+    "remain that have neither a tag nor an origin.",
 )
 
 
@@ -303,26 +263,19 @@ REPLAY = Pipeline(
 # --- rollup
 
 
-DECLARED = ("topic", "into", "table", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
-
-
 def _rollup_arguments(args: Args) -> dict[str, Any]:
-    """Return the declaration of the file, overridden by the options. Raise `BadUsage` if it is invalid."""
+    """Return the options with those of the declaration as one. Raise `BadUsage` if it is invalid."""
     import msgspec
 
     from topics.spark.failures import BadUsage
     from topics.spark.pipelines.windows import Declaration
 
     options = pipeline.own(args)
-    given = {name: value for name in DECLARED if (value := options.pop(name)) is not None}
-    file = options.pop("file")
+    given = {name: value for name in Declaration.__struct_fields__ if (value := options.pop(name)) is not None}
     try:
-        said: dict[str, Any] = {} if file is None else msgspec.toml.decode(Path(file).read_bytes())
-        return {**options, "declaration": msgspec.convert(said | given, Declaration)}
-    except OSError as error:
-        raise BadUsage(f"{file}: {error.strerror}") from None
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise BadUsage(f"{file or 'rollup'}: {error}") from None
+        return {**options, "declaration": msgspec.convert(given, Declaration)}
+    except msgspec.ValidationError as error:
+        raise BadUsage(f"rollup: {error}") from None
 
 
 ROLLUP = Pipeline(
@@ -330,11 +283,10 @@ ROLLUP = Pipeline(
     "compute windowed aggregates of a topic, each window written once",
     (
         add_address,
-        option("--file TOML", "file with the options below; options on the command line win"),
-        option("--topic T", "topic to aggregate"),
+        option("--topic T", "topic to aggregate", required=True),
         option("--into T2", "topic for the results"),
         option("--table DIR", f"{TABLE} for the results"),
-        option("--window LENGTH", "length of a window, such as '1 hour'"),
+        option("--window LENGTH", "length of a window, such as '1 hour'", required=True),
         option("--slide LENGTH", "step between overlapping windows"),
         option("--time SQL", "event time [ts, the commit time]"),
         option("--watermark LENGTH", "allowed lateness of a record [0 seconds]"),

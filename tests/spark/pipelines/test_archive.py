@@ -416,7 +416,7 @@ def test_typed_columns_are_filled_by_later_runs_too(
 ):
     written = Written(client, topic)
     written.numbers(30)
-    archive(url=server.url, lake=lake.path, topics=[topic], spark=here, columns={topic: "n INT", "other": "x DATE"})
+    archive(url=server.url, lake=lake.path, topics=[topic], spark=here, columns="n INT")
     written.numbers(30)
     archive(url=server.url, lake=lake.path, topics=[topic], spark=here)
     table = lake.table(topic).delta()

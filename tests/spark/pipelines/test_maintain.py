@@ -27,9 +27,9 @@ def lake(tmp_path: Path) -> Lake:
 def test_small_files_are_merged_and_old_ones_removed(lake: Lake, capsys: pytest.CaptureFixture[str]):
     assert main(["pipeline", "maintain", "--lake", lake.path, "--retention", "0"]) == 0
     shown = capsys.readouterr().out
-    assert "a: 6 files merged, 6 removed (" in shown
-    assert "1 file is left" in shown
-    assert shown.splitlines()[-1].startswith("maintain: 2 topics, 6 files merged, 6 removed (")
+    assert f"  a → {lake.path}: merged 6, removed files 6, removed bytes " in shown
+    assert ", files 1\n" in shown
+    assert shown.splitlines()[-1].startswith("maintain: 2 topics, merged 6, removed files 6, removed bytes ")
     assert len(archived_epoch_of(lake).files) == len(lake.table("a").files()) == 1
     check_content(Lake(lake.path), "a")
 

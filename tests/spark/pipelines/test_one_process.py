@@ -137,7 +137,7 @@ for words in json.loads(sys.argv[1]):
 def test_jobs_need_no_pyspark(pair: tuple[ServerProcess, ServerProcess], tmp_path: Path):
     url, lake = pair[0].url, str(tmp_path / "lake")
     commands = [
-        ["archive", "--url", url, "--prefix", "", "--lake", lake, "--columns", "in=n INT"],
+        ["archive", "--url", url, "--prefix", "", "--lake", lake, "--columns", "n INT"],
         ["audit", "--url", url, "--lake", lake],
         ["replay", "--url", url, "--lake", lake, "--topic", "in", "--into", "again", "--allow-gaps"],
         ["mirror", "--from", url, "--to", pair[1].url, "--topic", "again"],
@@ -229,7 +229,7 @@ def _run_all(client: Client, lake: Path, way: Any) -> dict[str, Any]:
         assert report.execution.engine == ("spark" if way else "process")
         found[name] = _comparable(report, client.url, str(lake))
 
-    keep("archive", archive(**where, prefix="", columns={"in": "n INT"}, spark=way))
+    keep("archive", archive(**where, prefix="", columns="n INT", spark=way))
     keep("audit", audit(**where, spark=way))
     (damaged := next(lake.glob("other/*/*/*.parquet"))).rename(damaged.with_suffix(".away"))
     keep("audit that fails", audit(**where, spark=way))

@@ -7,7 +7,7 @@ runs with `--merge 0`, and to remove old files at a chosen time. It may run whil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 from topics.lake import Lake, plan_merges
@@ -77,20 +77,3 @@ def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merged: i
     if job.dry_run:
         files, size = counted(len(removed), "file"), counted(sum(removed), "byte")
         row.would.append(f"merge {counted(merged, 'file')}, and remove {files}, {size}")
-
-
-def describe(report: RunReport) -> str:
-    lines = []
-    for row in report.topics:
-        left = counted(row.figures["files"], "file is left", "files are left")
-        lines.append(f"{row.topic}: {', '.join(row.would) if row.would else _done(row.figures)}; {left}")
-    lines += [f"warning: {text}" for text in report.warnings]
-    topics = counted(len(report.topics), "topic")
-    nothing = ": a dry run, nothing was changed" if report.dry_run else ""
-    lines.append(f"maintain: {topics}, {_done(report.figures)}, {report.took}{nothing}")
-    return "\n".join(lines)
-
-
-def _done(figures: Mapping[str, int]) -> str:
-    merged, removed = counted(figures["merged"], "file"), figures["removed_files"]
-    return f"{merged} merged, {removed:,} removed ({counted(figures['removed_bytes'], 'byte')})"

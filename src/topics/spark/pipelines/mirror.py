@@ -27,7 +27,7 @@ from topics.spark.pipelines.run.delivery import CopyPosition
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
-from topics.spark.pipelines.run.trimmed import removed
+from topics.spark.pipelines.run.trimmed import trimmed
 from topics.spark.topic_names import Selection, existing_lake
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
@@ -230,7 +230,7 @@ class Link:
         self._positions = Positions(self.target, prefix, run=self.job.report.run_id, topic=self.positions_topic)
         self._at = self._positions.load(MirrorPosition)
         self._goal: dict[str, int] = {}
-        self._warned_removed: set[str] = set()
+        self._warned_trimmed: set[str] = set()
 
     def _among(self, client: Client) -> list[Summary]:
         return [row for row in self.wanted.among(client) if row.topic not in self.excluded]
@@ -305,18 +305,13 @@ class Link:
 
     def _is_held(self, row: Summary, at: MirrorPosition) -> bool:
         """Return whether the next seqs are only in a lake that is not given: to continue would lose them for good."""
-        found = removed(self.source, row.topic, epoch=row.epoch, start=at.done + 1)
-        if found is None:
+        found, lake = trimmed(self.source, row.topic, epoch=row.epoch, start=at.done + 1), self.pattern.lake
+        if found is None or (lake is not None and found.is_in(lake, row.topic, row.epoch)):
             return False
-        lake = self.pattern.lake
-        if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
-            return False
-        held = found.is_trimmed and (lake is not None or self.pattern.heeds_trims)
+        held = lake is not None or self.pattern.heeds_trims
         where = f"topic {row.topic} in {self.source.url}: {found} were removed"
-        if row.topic in self._warned_removed:
+        if row.topic in self._warned_trimmed:
             pass
-        elif not found.is_trimmed:
-            self.job.warn(f"{where} before they were copied; the copy does not have them")
         elif not held:
             self.job.warn(f"{where} after they were archived; they are left out")
         else:
@@ -327,7 +322,7 @@ class Link:
                 f"run topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR to copy "
                 "them as well, or with --skip-trimmed to continue without them"
             )
-        self._warned_removed.add(row.topic)
+        self._warned_trimmed.add(row.topic)
         if held:
             report = self._row(row.topic)
             report.epoch = row.epoch

@@ -32,7 +32,7 @@ from topics.spark.pipelines.run.delivery import target_of
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap
-from topics.spark.pipelines.run.trimmed import removed
+from topics.spark.pipelines.run.trimmed import trimmed
 from topics.spark.sink.chunks import Sent, framed
 from topics.spark.source.catalog import state_of
 from topics.spark.topic_names import existing_lake, unknown_topic
@@ -101,8 +101,8 @@ class SourceTopic:
 
     def warn_if_trimmed(self, epoch: int, start: int) -> None:
         """Warn if the topic begins after `start` because it was trimmed, and no lake was given."""
-        found = None if self._lake is not None else removed(self.client, self.topic, epoch=epoch, start=start)
-        if found is not None and found.is_trimmed:
+        found = None if self._lake is not None else trimmed(self.client, self.topic, epoch=epoch, start=start)
+        if found is not None:
             self.job.warn(
                 f"topic {self.topic}: {found} were trimmed after they were archived, and are left out; "
                 "--lake DIR reads them from the lake"

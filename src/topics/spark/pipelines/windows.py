@@ -23,7 +23,7 @@ _UNITS_MS = {  # months are not a unit, because their length varies
     "ms": 1, "millisecond": 1, "s": 1000, "sec": 1000, "second": 1000, "m": 60_000, "min": 60_000, "minute": 60_000,
     "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "w": 604_800_000, "week": 604_800_000,
 }  # fmt: skip
-_PART = re.compile(r"\s*(\d+)\s*([a-z]+)\s*")
+_PART = rf"\s*(\d+)\s*({'|'.join(sorted(_UNITS_MS, key=len, reverse=True))})s?\s*"
 
 
 class Open(Struct, frozen=True, array_like=True):
@@ -54,19 +54,9 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 def duration_ms(text: str) -> int:
     """Return the milliseconds of `10 minutes`, `1h 30m` or `500 ms`. Raise `ValueError` for other texts."""
-    at, total = 0, 0
-    lowered = text.strip().lower()
-    while at < len(lowered):
-        part = _PART.match(lowered, at)
-        if part is None:
-            break
-        unit = part[2] if part[2] in _UNITS_MS else part[2].removesuffix("s")
-        if unit not in _UNITS_MS:
-            break
-        total += int(part[1]) * _UNITS_MS[unit]
-        at = part.end()
-    if at < len(lowered) or not lowered:
+    if re.fullmatch(f"(?:{_PART})+", text.lower()) is None:
         raise ValueError(f"{text!r} is not a duration such as 10 minutes, 1 hour, 1 day")
+    total = sum(int(count) * _UNITS_MS[unit] for count, unit in re.findall(_PART, text.lower()))
     if total > LONGEST_MS:
         raise ValueError(f"{text!r} is longer than 1000 years")
     return total

@@ -73,9 +73,7 @@ def test_skip_trimmed_copies_the_rest_without_the_lake(here: Any, pair: Pair, to
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_records_deleted_at_the_front_are_reported_and_block_nothing(
-    here: Any, pair: Pair, topic: str, tmp_path: Path, archived: bool
-):
+def test_records_deleted_at_the_front_block_nothing(here: Any, pair: Pair, topic: str, tmp_path: Path, archived: bool):
     """A lake that never trimmed the topic has nothing to do with it."""
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
     if archived:
@@ -85,8 +83,7 @@ def test_records_deleted_at_the_front_are_reported_and_block_nothing(
     report = run(here, pair, topic)
 
     assert (report.ok, report.records) == (True, 5)
-    assert "seqs 1 to 4 were removed before they were copied; the copy does not have them" in report.warnings[0]
-    assert run(here, pair, topic).warnings == []
+    assert report.warnings == []
 
 
 def test_trim_during_a_step_leaves_out_nothing(

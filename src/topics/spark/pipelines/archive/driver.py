@@ -7,18 +7,14 @@ a killed run has done a round of a topic completely or not at all. The next run 
 from __future__ import annotations
 
 import re
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Unpack
 
 from topics.client import Client
-from topics.client.request import Tombstone
 from topics.errors import TopicsError
 from topics.lake import BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
-from topics.lake.archived import outside
-from topics.lake.heal import OTHER_LAKE
 from topics.model.names import check_topic
 from topics.plurals import counted
 from topics.spark.pipelines.archive import state
@@ -57,7 +53,7 @@ def archive(
     round_bytes: int | None = None,
     max_bytes_per_second: int | None = None,
     new_lake: bool = False,
-    columns: str | Mapping[str, str] | None = None,
+    columns: str | None = None,
     expect: str | None = None,
     reject_to: str | None = None,
     strict: bool = False,
@@ -70,8 +66,8 @@ def archive(
     are merged into one; 0 disables merging. A commit covers about `round_bytes`, by default enough to keep all cores
     busy. `max_bytes_per_second` limits what all tasks together read from the server.
 
-    `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`: for all topics, or by topic.
-    They are added to the tables, and later runs fill them without being asked.
+    `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`. They are added to the
+    tables, and later runs fill them without being asked.
 
     `expect` is a condition of Spark SQL over the record's columns and `value`. Records that do not meet it are counted,
     and copied to the topic `reject_to`. With `strict` the run fails before it archives them.
@@ -79,9 +75,8 @@ def archive(
     A lake that has less than was reported to the server is refused. With `new_lake` it is accepted, and seqs that
     neither the lake nor the topic has become a gap.
     """
-    given = {EVERY_TOPIC: columns} if isinstance(columns, str) else columns or {}
     try:
-        typed = {topic: TypedColumns.parse(text) for topic, text in given.items()}
+        typed = None if columns is None else TypedColumns.parse(columns)
     except BadColumns as error:
         raise BadUsage(f"--columns: {error}") from None
     wanted = _selection(topics, prefix, pattern)
@@ -103,9 +98,6 @@ def archive(
     return job.report
 
 
-EVERY_TOPIC = ""  # key of the typed columns that all topics get
-
-
 def _selection(topics: Sequence[str], prefix: str | None, pattern: str | None) -> Selection:
     if not topics and prefix is None and pattern is None:
         raise BadUsage("no topics selected: use --topic, --prefix or --pattern")
@@ -125,7 +117,7 @@ class _ArchiveRun(ArchiveState):
     """One run of the archive."""
 
     wanted: Selection
-    wanted_columns: Mapping[str, TypedColumns]
+    wanted_columns: TypedColumns | None
     round_bytes: int | None
     max_bytes_per_second: int | None
     new_lake: bool
@@ -141,19 +133,19 @@ class _ArchiveRun(ArchiveState):
     # --- runs
 
     def dry_run(self) -> None:
-        """Report what a run would archive, record as gaps and trim. Uses the states of topics, not their records."""
+        """Report what a run would archive and trim. Uses the states of topics, not their records."""
         with self._servers, self.job.client(self.url) as client:
             snapshot = self.snapshot()
             extents = self._extents(client, snapshot, follow=False)
             new = {span.topic: span for span in state.unarchived(snapshot, extents)}
             for extent in extents:
                 if (span := new.get(extent.topic)) is not None:
-                    self._expect_archived(client, snapshot, extent, span)
+                    self._expect_archived(snapshot, extent, span)
                 if self.trim:
                     self._expect_trimmed(client, extent)
             self._note_unexpected(self._unexpected(list(new.values())))
 
-    def _expect_archived(self, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
+    def _expect_archived(self, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
         row = self.row(span.topic)
         row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
         seqs = span.stop - max(span.start, extent.earliest)
@@ -161,24 +153,7 @@ class _ArchiveRun(ArchiveState):
         # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
         row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
         row.size_bytes = round(row.records * extent.bytes_per_seq)
-        row.gaps = self._expected_gaps(client, extent, span)
-        if row.gaps:
-            row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
         self.warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
-
-    def _expected_gaps(self, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
-        """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
-        found = []
-        none = ["tag", "Eq", secrets.token_hex(16)]
-        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
-        for piece in scan:
-            if isinstance(piece, Tombstone):
-                first = max(piece.gap_from, span.start)
-                found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
-        upto = min(self.elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
-        for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
-            found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
-        return found[: state.GAPS_SHOWN]
 
     def _expect_trimmed(self, client: Client, extent: TopicExtent) -> None:
         """Report what a trim would delete: all live records, because the run archives them before."""
@@ -226,9 +201,8 @@ class _ArchiveRun(ArchiveState):
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
         worked, self._tasks = False, None
-        wanted = self.wanted_columns
-        typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
-        self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
+        if self.wanted_columns is not None:  # also if there is nothing to archive
+            self._prepare([extent.topic for extent in extents if extent.topic not in self._typed])
         total = self._done + sum(span.stop - span.start for span in state.unarchived(self.lake.snapshot(), extents))
         while left := state.unarchived(base := self.lake.snapshot(), extents):
             worked = True
@@ -333,9 +307,8 @@ class _ArchiveRun(ArchiveState):
         def prepare(topic: str) -> TypedColumns:
             table = self.lake.table(topic)
             table.create()
-            wanted = self.wanted_columns.get(topic) or self.wanted_columns.get(EVERY_TOPIC)
-            if wanted is not None:
-                table.add_columns(wanted)
+            if self.wanted_columns is not None:
+                table.add_columns(self.wanted_columns)
             elif fields := self._fields(topic):
                 table.state()
                 known = {name.lower() for name, _ in table.typed().fields}  # also of another type, from --columns

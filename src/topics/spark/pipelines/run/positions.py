@@ -93,14 +93,6 @@ class Positions:
                 if error.code is not Code.FORBIDDEN:  # a key without `admin` leaves the replaced records: harmless
                     raise
 
-    def forget(self) -> None:
-        """Delete every position of this prefix, if the key may delete."""
-        try:
-            self._client.delete(self.topic, match=["tag", "Glob", tag_of(self._prefix) + "*"])
-        except TopicsError as error:
-            if error.code not in (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND):
-                raise
-
     def _entries(self, from_seq: int) -> list[tuple[int, _PositionRecord]]:
         found = []
         match = ["tag", "Glob", tag_of(self._prefix) + "*"]

@@ -14,19 +14,17 @@ import pyarrow as pa
 from msgspec import Struct
 
 from topics.client import Client
-from topics.errors import Code, TopicsError
 from topics.lake import Lake
 from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.plan import Span
 
 
-class Removed(Struct, frozen=True, kw_only=True):
-    """Seqs deleted at the front of a topic, which no gap reports: the trimmed ones, or all if none was trimmed."""
+class Trimmed(Struct, frozen=True, kw_only=True):
+    """Trimmed seqs at the front of a topic, which no gap reports."""
 
     first: int
     last: int
-    is_trimmed: bool  # whether a lake has them, according to the server
 
     def __str__(self) -> str:
         return f"seqs {self.first} to {self.last}"
@@ -36,21 +34,14 @@ class Removed(Struct, frozen=True, kw_only=True):
         return archived is not None and archived.archived_to >= self.last
 
 
-def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | None:
-    """Return the deleted seqs from `start` to the first record; None if there are none, or a gap reports them."""
-    try:
-        page = client.diff(topic, from_seq=start - 1, epoch=epoch, limit=1, include_meta=False)
-    except TopicsError as error:
-        if error.code is Code.TOPIC_NOT_FOUND:
-            return None
-        raise
-    is_reported = page.tombstone is not None and page.tombstone.gap_from <= start
-    if is_reported or page.earliest_seq <= start or (state := state_of(client, topic)) is None:
+def trimmed(client: Client, topic: str, *, epoch: int, start: int) -> Trimmed | None:
+    """Return the trimmed seqs from `start` to the first record; None if there are none, or a gap reports them."""
+    state = state_of(client, topic, epoch=epoch)
+    if state is None or not start <= (last := min(state.trimmed_seq or 0, state.earliest_seq - 1)):
         return None
-    last = page.earliest_seq - 1
-    trimmed = min(state.trimmed_seq or 0, last)
-    is_trimmed = trimmed >= start
-    return Removed(first=start, last=trimmed if is_trimmed else last, is_trimmed=is_trimmed)
+    page = client.diff(topic, from_seq=start - 1, limit=1, include_meta=False)
+    is_reported = page.tombstone is not None and page.tombstone.gap_from <= start
+    return None if is_reported else Trimmed(first=start, last=last)
 
 
 class Watch:
@@ -82,7 +73,6 @@ class Watch:
 
     def _is_trimmed(self, seq: int) -> bool:
         with client_for(self._connection) as client:
-            found = removed(client, self._span.topic, epoch=self._span.epoch, start=seq)
-        if found is not None and found.is_trimmed:
-            self.trimmed_at = seq
+            if trimmed(client, self._span.topic, epoch=self._span.epoch, start=seq) is not None:
+                self.trimmed_at = seq
         return self.trimmed_at > 0

@@ -1,50 +1,51 @@
 """Erase: delete records with a tag, and every copy of them that routers made, from topics and from a lake.
 
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
-then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
-the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are saved as positions before the first delete, without any content to erase. Tasks search topics and lake, and
+then deletes: copies without the tag before their originals, so after a kill the next run can still find the rest; and
+from a topic before its table in the lake, so that no archive brings them back. Tasks search topics and lake, and
 rewrite the files of the lake. The report is published after each topic, so a killed run leaves what it has erased.
+
+The copies of a router that keeps tags have the erased tag, so they need no search. A router with `preserve_tag: false`
+leaves copies without tags. If it is exactly-once, it stamps its copies: the stamp names the topic, epoch and seq of the
+original, also in further copies. Without a stamp a copy cannot be told from other records, and the run reports that.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, field
+from msgspec import Struct, structs
 
 from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
-from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, LakeError, Snapshot
-from topics.lake.archived import Range
 from topics.lake.lake import LakeErasure
 from topics.lake.rewrite import LAST, Erasure
 from topics.model.records import TagMatch, parse_match
+from topics.model.router import STAMP
 from topics.plurals import counted
 from topics.spark.failures import LakeFailed
-from topics.spark.pipelines.erase.router_copies import CopyMatches, Id, Origins, Search, TracedRow, copies
-from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import delete_seqs
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.pipelines.run.delivery import delete_seqs, stamp_in
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
-from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
+from topics.spark.source.read import read_span, without_gaps
 from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 ROUTER_PATIENCE_S = 30.0
-IDS_A_NOTE = 5000  # because a record has a size limit
+
+Id = tuple[int, int]  # epoch, seq
 
 
 class EraseScope(Struct):
@@ -67,7 +68,7 @@ class EraseScope(Struct):
     def erasing(self) -> list[str]:
         """Return the topics in order of deletion: copies before originals, but a queue before its dead letters."""
         last = set(self.dead_letters.values())  # jobs may move there meanwhile
-        names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
+        names = sorted({*self.states, *self.archived, *last}, key=lambda name: (-self.depth(name), name))
         return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
 
     def landing(self, router: Router) -> list[str]:
@@ -78,13 +79,6 @@ class EraseScope(Struct):
         return found
 
 
-class Note(Struct, omit_defaults=True):
-    """A part of what a run has found: copies by their topic, and by router the originals whose copies were found."""
-
-    ids: dict[str, list[Id]] = field(default_factory=dict)
-    matched: dict[str, list[Id]] = field(default_factory=dict)
-
-
 def erase(
     *,
     url: str,
@@ -92,17 +86,13 @@ def erase(
     lake: str | None = None,
     topics: Sequence[str] = (),
     prefix: str | None = None,
-    positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
     """Erase records by tag. `match` is a tag, or a prefix and `*`. Without `topics` and `prefix`, search all topics."""
     wanted = parse(match)
     with PipelineJob("erase", servers=[url], **options) as job, job.client(url) as client:
         job.report.figures |= {"match": match, "topics": 0, "copies": 0, "lake": 0, "lake_files": 0}
-        erasure = _Erasure(
-            job, client, url, wanted, None if lake is None else existing_lake(lake), positions_topic=positions_topic
-        )
-        erasure.run(topics, prefix)
+        _Erasure(job, client, url, wanted, None if lake is None else existing_lake(lake)).run(topics, prefix)
     return job.report
 
 
@@ -121,16 +111,11 @@ def parse(match: str) -> TagMatch:
 class _Erasure:
     """One run of an erasure."""
 
-    def __init__(
-        self, job: PipelineJob, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
-    ) -> None:
+    def __init__(self, job: PipelineJob, client: Client, url: str, match: TagMatch, lake: Lake | None) -> None:
         self.job, self.client, self.url, self.match, self.lake = job, client, url, match, lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
-        self.found: dict[str, CopyMatches] = defaultdict(CopyMatches)  # copies without the tag
-        self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
-        # The name of the notes is a hash, so that it does not reveal the erased tag.
-        what = hashlib.sha256(f"{match.op} {match.text}".encode()).hexdigest()[:16]
-        self.notes = Positions(client, f"erase:{what}:", run=job.report.run_id, topic=positions_topic)
+        self.found: dict[str, set[Id]] = defaultdict(set)  # copies without the tag
+        self.erased: dict[str, set[Id]] = defaultdict(set)  # records that may have such copies
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
@@ -144,58 +129,13 @@ class _Erasure:
                     step = "run the command as a user that may write there, and check how the lake is mounted"
                     raise LakeFailed(str(error), next=step) from None
         self._wait_for_routers(scope)
-        has_notes = self._load_notes()
-        for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
-            self._trace(scope, topic)
-        if not self.job.dry_run:
-            has_notes |= self._save_notes()
-        dead_letters = set(scope.dead_letters.values())
-        for topic in scope.erasing():
-            if topic in dead_letters and not self.job.dry_run and (now := state_of(self.client, topic)) is not None:
-                scope.states[topic] = now  # includes jobs that died while their queue was erased
-            if topic in scope.states:
-                self._erase_topic(scope.states[topic])
-        if self.lake is not None:
-            self._erase_lake(self.lake, scope)
-        if has_notes and not self.job.dry_run:
-            self.notes.forget()
+        for router in sorted(scope.routers, key=lambda router: scope.depth(router.source)):
+            self._trace(scope, router)
+        order = scope.erasing()
+        for topic in (one for one in order if self.found[one]):
+            self._erase(scope, [topic])
+        self._erase(scope, [topic for topic in order if not self.found[topic]])
         self._sum_up()
-
-    # --- notes, for the run after a kill
-
-    def _load_notes(self) -> bool:
-        """Take over what a killed run has found. Return whether it has left notes that the key may read."""
-        try:
-            notes = self.notes.load(Note).values()
-        except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:
-                raise
-            return False
-        for note in notes:
-            for topic, ids in note.ids.items():
-                self.found[topic].ids.update(ids)
-            for router, originals in note.matched.items():
-                self.matched[router].update(originals)
-        return bool(notes)
-
-    def _save_notes(self) -> bool:
-        """Save what was found, in parts. Return whether there is anything to save. Warn if the key may not write."""
-        parts = {"ids": {topic: found.ids for topic, found in self.found.items()}, "matched": self.matched}
-        notes = [
-            Note(**{name: {of: given[at : at + IDS_A_NOTE]}})
-            for name, found in parts.items()
-            for of, given in ((of, sorted(given)) for of, given in found.items())
-            for at in range(0, len(given), IDS_A_NOTE)
-        ]
-        try:
-            for number, note in enumerate(notes):
-                self.notes.save({str(number): note})
-        except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:
-                raise
-            text = "the progress cannot be saved, so a run after a kill may miss copies without a tag"
-            self.job.warn(f"{text}: {error}")
-        return bool(notes)
 
     # --- scope
 
@@ -252,50 +192,45 @@ class _Erasure:
 
     # --- copies
 
-    def _trace(self, scope: EraseScope, topic: str) -> None:
-        """Find the copies without tags that routers made of this topic's erased records."""
-        for router in scope.routers:
-            if router.source != topic:
-                continue
-            origins = self._origins(scope, topic, router)
-            if origins is None:
-                continue
-            state, missing = scope.states.get(topic), list[Range]()  # that neither the topic nor the lake has
-            if state is not None:
-                archived = None if self.snapshot is None else self.snapshot.archived(topic, state.epoch)
-                known_epoch = archived or ArchivedEpoch(topic=topic, epoch=state.epoch)
-                missing = known_epoch.uncovered(1, state.earliest_seq - 1)
-            if lost := sum(last - first + 1 for first, last in missing):
-                self.job.warn(
-                    f"{topic} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
-                    "copies without tags, they cannot be distinguished from other records"
-                )
-                self.job.report.add(untraceable=lost)
-            for dest in scope.landing(router):
-                self.job.step(f"looking for copies in {dest}")
-                known = self.found[dest]
-                so_far = CopyMatches(ids=known.ids, matched=self.matched[router.router])
-                more = copies(self._found(scope, dest, data=origins.data), origins, router, known=so_far)
-                known.ids |= more.ids
-                known.unsure |= more.unsure
-                self.matched[router.router] |= more.matched
+    def _trace(self, scope: EraseScope, router: Router) -> None:
+        """Find the copies without tags that a router made of erased records."""
+        source, ids = router.source, self._origins(scope, router)
+        if not ids:
+            return
+        self.erased[source] |= ids
+        if router.guarantee != "exactly_once" and (unstamped := ids - self.found[source]):
+            self.job.warn(
+                f"router {router.router} has forwarded {counted(len(unstamped), 'erased record')} without tag and "
+                f"origin: the copies are still in {router.dest}; find them by their data, and delete them by seq"
+            )
+            self.job.report.ok = False
+            self.job.report.add(untraceable=len(unstamped))
+        for dest in scope.landing(router):
+            self.job.step(f"looking for copies in {dest}")
+            self.found[dest] |= {row.id for row in self._search(scope, dest, origins=dict(self.erased))}
 
-    def _origins(self, scope: EraseScope, topic: str, router: Router) -> Origins | None:
-        rows: dict[Id, TracedRow] = {}
-        if not router.preserve_tag:
-            rows |= {row.id: row for row in self._found(scope, topic, match=self.match)}
-        if (ids := self.found[topic].ids) and router.filter is None:
-            seqs = sorted({seq for _, seq in ids})
-            rows |= {row.id: row for row in self._found(scope, topic, seqs=seqs) if row.id in ids}
-        only = None if router.filter is None else parse_match(router.filter)
-        forwarded = [row for row in rows.values() if only is None or only.covers(row.tag)]
-        if not forwarded:
-            return None
-        origins = Origins(topic, forwarded)
-        origins.note_others(self._found(scope, topic, data=origins.data))
-        return origins
+    def _origins(self, scope: EraseScope, router: Router) -> set[Id]:
+        """Return the erased records that a router has forwarded without their tag. Warn if some are not known."""
+        topic, only = router.source, None if router.filter is None else parse_match(router.filter)
+        ids = set() if only is not None else set(self.found[topic])
+        if router.preserve_tag:
+            return ids
+        rows = self._search(scope, topic, match=self.match)
+        ids |= {row.id for row in rows if only is None or only.covers(row.tag)}
+        if not ids or (state := scope.states.get(topic)) is None:
+            return ids
+        archived = None if self.snapshot is None else self.snapshot.archived(topic, state.epoch)
+        known = archived or ArchivedEpoch(topic=topic, epoch=state.epoch)
+        missing = known.uncovered(1, state.earliest_seq - 1)  # that neither the topic nor the lake has
+        if lost := sum(last - first + 1 for first, last in missing):
+            self.job.warn(
+                f"{topic} no longer has {counted(lost, 'record')} that no lake has: if {router.dest} holds "
+                "copies without tags, they cannot be distinguished from other records"
+            )
+            self.job.report.add(untraceable=lost)
+        return ids
 
-    def _found(self, scope: EraseScope, topic: str, **wanted: Any) -> list[TracedRow]:
+    def _search(self, scope: EraseScope, topic: str, **wanted: Any) -> list[FoundRow]:
         """Let tasks search the topic and the lake, see `Search`. A record that is in both is found twice."""
         lake = "" if self.lake is None else self.lake.path
         spans = [
@@ -319,10 +254,20 @@ class _Erasure:
             return live_bytes if span.archived is None else sum(file.bytes for file in span.archived.files)
 
         search = Search(lake=lake, connection=self.job.connection(self.url), **wanted)
-        found = self.job.run(spans, search, result=list[TracedRow], weight=size_bytes)
+        found = self.job.run(spans, search, result=list[FoundRow], weight=size_bytes)
         return [row for rows in found for row in rows]
 
     # --- deletes
+
+    def _erase(self, scope: EraseScope, topics: Collection[str]) -> None:
+        dead_letters = set(scope.dead_letters.values())
+        for topic in topics:
+            if topic in dead_letters and not self.job.dry_run and (now := state_of(self.client, topic)) is not None:
+                scope.states[topic] = now  # includes jobs that died while their queue was erased
+            if topic in scope.states:
+                self._erase_topic(scope.states[topic])
+        if self.lake is not None:
+            self._erase_lake(self.lake, scope, topics)
 
     def _erase_topic(self, state: State) -> None:
         """Delete copies by seq, then everything with the tag, in the epoch and up to the head of `state`."""
@@ -333,8 +278,6 @@ class _Erasure:
         row.epoch, row.to_seq = state.epoch, state.head_seq
         row.records = tagged + copied
         row.figures |= {"tagged": tagged, "copies": copied}
-        if self.found[name].ambiguous:
-            row.figures["ambiguous"] = self.found[name].ambiguous
         if row.records and not dry:
             self.job.publish()
 
@@ -355,8 +298,7 @@ class _Erasure:
         return by_tag, by_seq
 
     def _copies_in(self, state: State) -> list[int]:
-        ids = self.found[state.topic].ids
-        return sorted(seq for epoch, seq in ids if epoch == state.epoch and seq <= state.head_seq)
+        return sorted(seq for epoch, seq in self.found[state.topic] if epoch == state.epoch and seq <= state.head_seq)
 
     def _delete(self, state: State) -> tuple[int, int]:
         """Delete and return the number of records deleted by tag, and by seq."""
@@ -365,20 +307,20 @@ class _Erasure:
         deleted = self.client.delete(topic, match=self.match.wire(), before_seq=state.head_seq + 1, epoch=epoch)
         return deleted.deleted, by_seq
 
-    def _erase_lake(self, lake: Lake, scope: EraseScope) -> None:
-        """Erase all records with the tag, and the copies that were found, from the lake.
+    def _erase_lake(self, lake: Lake, scope: EraseScope, topics: Iterable[str]) -> None:
+        """Erase all records with the tag, and the copies that were found, from the tables of these topics.
 
         In the epoch of a topic on the server, records after its head at the start of this run stay.
         """
         self.job.step("counting in the lake" if self.job.dry_run else "rewriting files of the lake")
 
         def erasure_of(topic: str, epoch: int) -> Erasure:
-            seqs = sorted(seq for of_epoch, seq in self.found[topic].ids if of_epoch == epoch)
+            seqs = sorted(seq for of_epoch, seq in self.found[topic] if of_epoch == epoch)
             live = scope.states.get(topic)
             upto = live.head_seq if live is not None and live.epoch == epoch else LAST
             return Erasure(match=self.match, seqs=seqs, upto=upto)
 
-        erasure = LakeErasure(lake, (*scope.states, *scope.archived), erasure_of, run=self.job.run)
+        erasure = LakeErasure(lake, topics, erasure_of, run=self.job.run)
         note = {"pipeline": "erase", "run_id": self.job.report.run_id}
         counts = erasure.count() if self.job.dry_run else erasure.commit(note=note)
         for topic, of_files in counts.items():
@@ -391,11 +333,54 @@ class _Erasure:
             report.figures["lake" if row.into else "topics"] += row.records
             report.figures["copies"] += row.figures.get("copies", 0)
             report.figures["lake_files"] += row.figures.get("files", 0)
-        ambiguous = sum(found.ambiguous for found in self.found.values())
-        if ambiguous:
-            report.ok = False
-            report.figures["ambiguous"] = ambiguous
-            self.job.warn(
-                f"not erased: {counted(ambiguous, 'record')} without a tag that may be copies of erased records, or "
-                "have the same content for another reason"
-            )
+
+
+# --- the search, in tasks
+
+
+class CopyStamp(Struct):
+    """The stamp of an exactly-once router: the origin of a copy."""
+
+    source: str
+    epoch: int
+    seq: int
+
+
+class FoundRow(Struct, frozen=True):
+    """A record that a search has found."""
+
+    id: Id
+    tag: str | None
+
+
+class Search(Struct, frozen=True, kw_only=True):
+    """A task that returns the records of a span with a tag, or those without a tag whose stamp names one of `origins`.
+
+    A span with archived files is read from the lake, another one from the server.
+    """
+
+    lake: str
+    connection: ConnectionOptions
+    match: TagMatch | None = None
+    origins: dict[str, set[Id]] = {}
+
+    def __call__(self, span: Span) -> list[FoundRow]:
+        options = ReadOptions(connection=self.connection, tag=self.match, fail_on_data_loss=False)
+        if span.archived is not None:
+            options = structs.replace(options, lake=self.lake, lake_only=True)
+        found = []
+        for batch in without_gaps(read_span(span, options), []):
+            if self.match is None:  # filtered in Arrow: the others never become Python objects
+                is_stamped = pc.match_substring(batch.column("meta"), f'"{STAMP}"')
+                batch = batch.filter(pc.and_(pc.is_null(batch.column("tag")), is_stamped))
+            rows = zip(*(batch.column(name).to_pylist() for name in ("seq", "tag", "meta")), strict=True)
+            found += [
+                FoundRow((span.epoch, seq), tag)
+                for seq, tag, meta in rows
+                if self.match is not None or self._is_copy(meta.encode())
+            ]
+        return found
+
+    def _is_copy(self, meta: bytes) -> bool:
+        stamp = stamp_in(meta, STAMP, CopyStamp)
+        return stamp is not None and (stamp.epoch, stamp.seq) in self.origins.get(stamp.source, ())
