@@ -74,7 +74,7 @@ def test_parts_left_out_or_put_in_change_nothing_else(case: tuple[int, int, str 
         key: value for key, value in whole.items() if key != "data"
     }
     assert decoded(record_bytes.without(row, head, part_bytes, meta=False)) == as_json(seq, ts, node, data, None)
-    fields = record_bytes.as_field(tag) + b'"x":1,' + row[record_bytes.seq_bytes(seq) : -1]
+    fields = tag[1:] + b',"x":1,' + row[record_bytes.seq_bytes(seq) : -1]
     assert json.loads(record_bytes.with_seq(seq, fields)) == whole | {"$tag": "t", "x": 1}
 
 

@@ -254,15 +254,15 @@ def test_claim_looks_at_no_blocked_job():
     for _ in range(10):
         shop.write(*keyed("a") * 1000)
     topic, queue = shop.topic, shop.queue
-    taken = pick.Pass(topic, 9)
+    taken = pick.Pass(topic, queue, 9)
     assert ([one.seq for one in taken.jobs], taken._examined) == ([1], 0)
     taken.undo()
     shop.claim("w")
-    assert (pick.Pass(topic, 9).jobs, pick.Pass(topic, 9)._examined) == ([], 0)
+    assert (pick.Pass(topic, queue, 9).jobs, pick.Pass(topic, queue, 9)._examined) == ([], 0)
     after = shop.restart("stop")
     assert len(queue.keys.blocked) == len(after.queue.keys.blocked) == 9999
-    assert [one.seq for one in pick.Pass(after.topic, 9).jobs] == [1]
-    assert pick.Pass(after.topic, 9)._examined <= 2 * pick.EXAMINE_MAX
+    assert [one.seq for one in pick.Pass(after.topic, after.queue, 9).jobs] == [1]
+    assert pick.Pass(after.topic, after.queue, 9)._examined <= 2 * pick.EXAMINE_MAX
 
 
 # --- reading

@@ -287,6 +287,11 @@ def advance(topic: Topic) -> None:
     while (earliest := _first_live(topic)) is None:
         pass
     segments = topic.segments
+    topic.earliest = earliest
+    if topic.losses.runs:
+        _raise_floor(topic)
+    if segments[0].live:
+        return
     dead = next((at for at, segment in enumerate(segments) if segment.live), len(segments))
     if dead == len(segments):
         dead -= 1  # the open one stays, or an empty one behind its end, to free its memory
@@ -296,18 +301,19 @@ def advance(topic: Topic) -> None:
     for segment in segments[:dead]:
         segment.release()
     del segments[:dead]
-    topic.earliest = earliest
-    _raise_floor(topic)
 
 
 def _first_live(topic: Topic) -> int | None:
     """Return the seq of the first live record, head + 1 if there is none; None if its segment turned out to be lost."""
-    segment = next((segment for segment in topic.segments if segment.live), None)
-    if segment is None:
-        return topic.head + 1
+    segment = topic.segments[0]
+    if not segment.live:
+        live = next((one for one in topic.segments if one.live), None)
+        if live is None:
+            return topic.head + 1
+        segment = live
     low = max(topic.earliest - segment.first, 0)
     try:
-        return segment.first + waiting(lambda: segment.first_live(low))
+        return segment.first + waiting(partial(segment.first_live, low))
     except Damaged as damage:
         _remove_damaged(topic, segment, damage)
         return None

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits, MatchWire, too_long
-from topics.model.topic import LEASE_MS_RANGE, U64, U64_MAX, clamp
+from topics.model.topic import U64, U64_MAX
 from topics.model.wire import Json, Performance, Record
 
 MAX_DELAY_MS = 86_400_000
@@ -248,7 +248,3 @@ def check_extend(wanted: ExtendRequest) -> None:
         raise invalid("progress.share must be a number from 0 to 1", field="progress.share")
     if progress is not None and len((progress.text or "").encode()) > MAX_PROGRESS_BYTES:
         raise invalid(f"progress.text may have at most {MAX_PROGRESS_BYTES} bytes", field="progress.text")
-
-
-def lease_ms_or(default_ms: int, given_ms: int | None) -> int:
-    return default_ms if given_ms is None else clamp(given_ms, *LEASE_MS_RANGE)

@@ -50,11 +50,6 @@ def key_part(key: str | None) -> bytes:
     return b"" if key is None else KEY + encode_json(key)
 
 
-def as_field(part: bytes) -> bytes:
-    """Return a tag part or a key part as fields for `with_seq`."""
-    return part[1:] + b"," if part else b""
-
-
 def with_members(meta: Raw | UnsetType, members: bytes) -> Raw:
     """Return a meta with more members. They are JSON text, and not in it yet."""
     text = b"{}" if isinstance(meta, UnsetType) else bytes(meta).rstrip()

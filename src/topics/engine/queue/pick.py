@@ -19,16 +19,15 @@ from heapq import nsmallest
 from itertools import chain, islice, pairwise
 from operator import add
 
-from topics.engine.state.jobs.job import PRIORITIES, Job
+from topics.engine.state.jobs.job import Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.staged_deletes import taking
-from topics.engine.state.topic import Topic, leases_of
+from topics.engine.state.topic import Topic
 from topics.model import record_bytes
 from topics.model.queue import JobState, Reason
-from topics.model.record_bytes import as_field, encode_json
+from topics.model.record_bytes import encode_json
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.segments.cold import Cold, Needs
-from topics.storage.segments.columns import Columns
 from topics.storage.segments.extras import Terms, has_terms, terms_of
 from topics.storage.segments.marks import LIVE
 from topics.storage.segments.segment import Segment
@@ -36,6 +35,7 @@ from topics.storage.segments.segment import Segment
 TURNS = 8
 EXAMINE_MAX = 4096  # seqs that the cursor passes in one step; more would delay other requests
 AHEAD = 256  # seqs of one priority whose segments are fetched together
+TAG_FIELD = record_bytes.TAG[1:] + b"%b,"
 KEY_FIELD = record_bytes.KEY[1:] + b"%b,%b"
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
 
@@ -43,11 +43,10 @@ LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in m
 class Pass:
     """One search for up to `want` jobs."""
 
-    def __init__(self, topic: Topic, want: int, *, expiring_before: int = 0) -> None:
+    def __init__(self, topic: Topic, queue: Leases, want: int, *, expiring_before: int = 0) -> None:
         """Pass over returned jobs below `expiring_before`: they are about to expire."""
-        self.topic = topic
+        self.topic, self.queue = topic, queue
         self._expiring_before = expiring_before
-        self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
@@ -57,9 +56,12 @@ class Pass:
         self._examined = 0  # seqs of the log
         self._rated = topic.config.rate_per_key is not None
         # For each priority with jobs, from the highest on, where the search is. 0 has those of the log, too.
-        self._ats = {at: queue.by_priority[at].at for at in reversed(range(PRIORITIES)) if queue.by_priority[at].seqs}
+        self._ats: dict[int, int] = {}
+        if queue.by_priority:
+            waiting = sorted(queue.by_priority.items(), reverse=True)
+            self._ats = {priority: one.at for priority, one in waiting if one.seqs}
         self._stays: dict[int, int] = {}  # by priority, the first place with a job that a staged delete takes
-        self._turns_before = queue.turn, list(queue.served)
+        self._turns_before = queue.turn, list(queue.served) if self._ats else queue.served
         try:
             if queue.reclaim:
                 self._take_reclaimed(want)
@@ -78,7 +80,8 @@ class Pass:
         queue = self.queue
         queue.cursor = self._cursor_was
         queue.turn, queue.served = self._turns_before
-        queue.take_tokens([job.seq for job in self.jobs], -1)
+        if self._rated:
+            queue.take_tokens([job.seq for job in self.jobs], -1)
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
@@ -187,16 +190,17 @@ class Pass:
         others = others or bool(self.jobs)
         while seq <= head and len(found) < want and (self._examined < EXAMINE_MAX or not (others or found)):
             segment = segments[index]
+            end = segment.first + segment.count
             seq = max(seq, segment.first)
-            if segment.live and seq < segment.end:
+            if segment.live and seq < end:
                 began = seq
                 seq = self._plain_in(segment, index, seq, want, found)
                 self._examined += seq - began
                 self._found_plain = self._found_plain or bool(found)
                 if not self._found_plain:
                     self._cursor_was = max(self._cursor_was, seq)
-            if seq >= segment.end or not segment.live:
-                seq = max(seq, segment.end)
+            if seq >= end or not segment.live:
+                seq = max(seq, end)
                 index += 1
                 if index == len(segments):
                     break
@@ -224,7 +228,10 @@ class Pass:
             # Bound: each round but the last finds at least one job.
             while len(found) < want and (at := marks.find(LIVE, at, count)) >= 0:
                 upto = min(at + want - len(found), count)
-                found += [seq for seq, mark in enumerate(marks[at:upto], first + at) if mark == LIVE]
+                if any(marks[at:upto]):
+                    found += [seq for seq, mark in enumerate(marks[at:upto], first + at) if mark == LIVE]
+                else:
+                    found.extend(range(first + at, first + upto))
                 at = upto
             return first + (at if at >= 0 else count)
         return self._plain_among(segment, seq, want, found)
@@ -320,18 +327,12 @@ def rows(topic: Topic, seqs: list[int]) -> list[bytes]:
                 for key, row in zip(keys, fields, strict=True)
             ]
         if columns.tags is not None:
-            fields = map(add, _tag_fields(columns, columns.tags[low:high].tolist()), fields)
+            name_of, tag_ids = columns.tag_names.name_of, columns.tags[low:high].tolist()
+            parts = {one: TAG_FIELD % encode_json(name_of(one)) if one else b"" for one in set(tag_ids)}
+            fields = map(add, map(parts.__getitem__, tag_ids), fields)
         found += fields
     needs.check()
     return found
-
-
-def _tag_fields(columns: Columns, tag_ids: list[int]) -> list[bytes]:
-    """Return the field `$tag` for each tag id. Neighbouring jobs often have the same tag."""
-    known = {0: b""}
-    for tag_id in set(tag_ids) - known.keys():
-        known[tag_id] = as_field(record_bytes.tag_part(columns.tag_names.name_of(tag_id)))
-    return [known[tag_id] for tag_id in tag_ids]
 
 
 def fitting(topic: Topic, seqs: list[int]) -> list[tuple[int, bytes]]:

@@ -37,7 +37,7 @@ from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
 PASS_MAX_JOBS = 10_000
-_seq_of = attrgetter("seq")
+_seq_of, _max_of = attrgetter("seq"), attrgetter("max")
 STREAM_CLOSED: Why = ("the work stream was closed", None)
 CLAIMED = SEQ + b'%d,"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b%b'
 
@@ -78,9 +78,6 @@ class Outcome(Struct):
         return [seq for seq in self.skipped if known.get(seq) == self.node]
 
 
-Taken = tuple[pick.Pass, dict[int, bytes]]  # and the records by seq, see `pick.rows`
-
-
 class Queues:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -109,7 +106,7 @@ class Queues:
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue = expire(topic, now)
         config = topic.config
-        most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
+        most = min(sum(map(_max_of, wants)), PASS_MAX_JOBS)
         if config.max_in_flight:
             most = max(min(most, config.max_in_flight - queue.in_flight), 0)
         if config.rate is not None:
@@ -118,16 +115,16 @@ class Queues:
             most = 0
         queue.refill(most)
         moved = self.dead_letters.move(topic, now) if queue.exhausted else None
-        expiring_before = retention.expiring_before(topic, now)
+        expiring_before = retention.expiring_before(topic, now) if topic.staged_times else 0
         try:
-            taken, rendered = _take(topic, most, expiring_before)
+            taken, rendered = _take(topic, queue, most, expiring_before)
         except Damaged:
-            taken, rendered = retention.read_past(topic, lambda: _take(topic, most, expiring_before))
-        self.claimed_total += len(taken.jobs)
+            taken, rendered = retention.read_past(topic, lambda: _take(topic, queue, most, expiring_before))
+        self.claimed_total += len(taken)
         if config.rate is not None:
-            queue.buckets.take(config.rate, QUEUE, len(taken.jobs), now)
-        shares = divide(taken.jobs, [want.max for want in wants])
+            queue.buckets.take(config.rate, QUEUE, len(taken), now)
         claims, grants = [], []
+        shares = [taken] if len(wants) == 1 else divide(taken, [want.max for want in wants])
         for want, jobs in zip(wants, shares, strict=True):
             jobs.sort(key=_seq_of)
             if not jobs:
@@ -142,7 +139,7 @@ class Queues:
             rows = [
                 CLAIMED % (
                     job.seq, job.lease, deadline, job.deliveries,
-                    pick.reasons_field(job.notes.reasons) if job.notes is not NOTHING else b"", rendered[job.seq],
+                    b"" if job.notes is NOTHING else pick.reasons_field(job.notes.reasons), rendered[job.seq],
                 )
                 for job in jobs
             ]  # fmt: skip
@@ -174,7 +171,7 @@ class Queues:
         now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         if not jobs:
             return Ticket.of(_outcome(topic, node, 0, skipped))
-        done = sorted([job.seq for job in jobs])
+        done = sorted(map(_seq_of, jobs))
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
         entry = entries.Delete(topic.topic_id, 0, None, "", now, done, done=True)
@@ -395,7 +392,8 @@ def expire(topic: Topic, now_ms: int) -> Leases:
     """Expire records and leases up to `now_ms`, then return the queue. Raises `Cold` like a read."""
     if topic.config.ttl_ms:
         retention.expire_loaded(topic, now_ms)
-    queue = leases_of(topic)
+    queue = topic.queue
+    assert queue is not None
     queue.expire(now_ms)
     return queue
 
@@ -403,16 +401,16 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 # --- claim
 
 
-def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
-    """Take as many jobs as fit into one answer, at least one.
+def _take(topic: Topic, queue: Leases, want: int, expiring_before: int) -> tuple[list[Job], dict[int, bytes]]:
+    """Take as many jobs as fit into one answer, at least one. Return them, and their records by seq, see `pick.rows`.
 
     Take fewer if their records are not in memory and one load cannot fetch them all. If this raises, no job was taken.
     """
     # Bound: every round but the last lowers `want`, and not below 1.
     while True:
-        taken = pick.Pass(topic, want, expiring_before=expiring_before)
+        taken = pick.Pass(topic, queue, want, expiring_before=expiring_before)
         try:
-            seqs = sorted([job.seq for job in taken.jobs])
+            seqs = sorted(map(_seq_of, taken.jobs))
             rows = pick.rows(topic, seqs)
         except BaseException as problem:
             taken.undo()
@@ -421,16 +419,15 @@ def _take(topic: Topic, want: int, expiring_before: int) -> Taken:
             want //= 2
         else:
             if len(rows) == len(seqs):
-                taken.keep()
-                return taken, dict(zip(seqs, rows, strict=True))
+                if queue.by_priority:
+                    taken.keep()
+                return taken.jobs, dict(zip(seqs, rows, strict=True))
             taken.undo()
             want = len(rows)
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
     """Divide jobs in proportion to the wants, dealt out in turns. The first wants get the remainder."""
-    if len(wants) == 1:
-        return [jobs]
     total = sum(wants)
     if len(jobs) >= total:
         quotas = list(wants)
@@ -470,7 +467,8 @@ def _resolve(ended: Ticket, last: Ticket, result: Any = None, error: TopicsError
 
 
 def _outcome(topic: Topic, node: str, done: int, skipped: list[int]) -> Outcome:
-    queue = leases_of(topic)
+    queue = topic.queue
+    assert queue is not None
     return Outcome(topic, node, done, skipped, queue.ready, queue.in_flight)
 
 

@@ -271,7 +271,7 @@ def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) ->
         known = chosen.get(segment.first)
         if run and known is not None and known.fits(segment, run[0], run[-1] + 1, len(run)):
             _delete_chosen(topic, segment, known)
-        elif run and retention.ready(topic, segment):  # no run: all seqs lie in a gap before the segment
+        elif run and (segment.in_memory or retention.ready(topic, segment)):  # no run: all seqs lie in a gap before it
             topic.removed(*segment.mark(run, DELETED))
     if topic.queue is not None:
         topic.queue.left(seqs)

@@ -47,6 +47,9 @@ class LeaseDeadlines:
             term.held -= 1
             if term.ended:
                 self.ended -= 1
+            elif not term.held:  # free the jobs at once: they refer to the term, and it to them
+                self._listed -= len(term.jobs)
+                term.jobs.clear()
 
     def end(self, now_ms: int) -> None:
         """End the terms whose deadline is before `now_ms`. Takes half a microsecond per deadline."""

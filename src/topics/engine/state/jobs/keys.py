@@ -54,8 +54,6 @@ class Keys:
 
     def left(self, seqs: Collection[int]) -> bool:
         """Forget jobs, and open the next ones of their keys. Return whether there were any."""
-        if not self._lines:
-            return False
         self.blocked.difference_update(seqs)
         lines = [line for seq in seqs if (line := self.open.pop(seq, None)) is not None]
         for line in lines:

@@ -20,7 +20,7 @@ Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -60,7 +60,7 @@ class Leases:
         self.exhausted: dict[int, Job] = {}
         self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
         self._delays: list[tuple[int, int]] = []  # a heap of due_ms and seq; a job that has left may still be in it
-        self.by_priority = [WaitingSeqs() for _ in range(PRIORITIES)]
+        self.by_priority: defaultdict[int, WaitingSeqs] = defaultdict(WaitingSeqs)
         self.cursor = 1  # below it, the log itself has no job left to deliver
         self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
         self.turn = 0  # jobs delivered while more than one priority had jobs
@@ -96,7 +96,8 @@ class Leases:
     def ready(self) -> int:
         """The number of jobs that are neither leased nor delayed. Those that wait for their key are among them."""
         count: int = self._topic.count
-        return count - self.in_flight - self.delayed
+        held = len(self.leases) - self._deadlines.ended + len(self.leaving)  # as `in_flight`, without the call
+        return count - held - len(self.resting) - len(self.later) - len(self.exhausted)
 
     # --- time
 
@@ -151,7 +152,7 @@ class Leases:
         blocked = self.keys.blocked
         for seq in blocked & self.later.keys():
             del self.later[seq]
-        for waiting in self.by_priority if blocked else ():
+        for waiting in self.by_priority.values() if blocked else ():
             waiting.drop(blocked)
         for job in [job for job in self.exhausted.values() if not most or job.deliveries < most]:
             self.reclaim[job.seq] = self.exhausted.pop(job.seq)
@@ -163,7 +164,7 @@ class Leases:
 
     def _undelivered(self) -> dict[int, int]:
         """Return the jobs with terms that were never delivered, and their terms as in `later`."""
-        waiting = {seq: at for at, one in enumerate(self.by_priority) for seq in one.seqs[one.at :]} | self.later
+        waiting = {seq: at for at, one in self.by_priority.items() for seq in one.seqs[one.at :]} | self.later
         return {seq: terms for seq, terms in waiting.items() if self.find(seq) is None}
 
     def has_token_ms(self, seq: int) -> int:
@@ -229,14 +230,19 @@ class Leases:
     def left(self, seqs: Collection[int]) -> None:
         """Forget jobs whose records were deleted, evicted or lost. The next jobs of their keys take their places."""
         self.forget(seqs)
-        self.unique.left(seqs)
-        if self.keys.left(seqs) or self._topic.config.max_in_flight:
+        if self.unique.pending:
+            self.unique.left(seqs)
+        if (self.keys.open and self.keys.left(seqs)) or self._topic.config.max_in_flight:
             self.freed()
 
     def forget(self, seqs: Collection[int]) -> None:
         """Take jobs out of their places, but for their keys."""
+        job: Job | None
+        leaving = self.leaving
         for seq in seqs:
-            if (job := self.leaving.pop(seq, None)) is not None:
+            if seq in leaving:
+                job = leaving[seq]
+                del leaving[seq]
                 if job.holder is not None:
                     self._unhold(job)
             elif (job := self.leases.pop(seq, None)) is not None:
@@ -395,8 +401,9 @@ class Leases:
     def load(self, saved: SavedLeases) -> None:
         """Add the jobs of a snapshot to a queue that has none."""
         self.dead_lettered, self.last_lease, self.cancelled = saved.dead_lettered, saved.last_lease, saved.cancelled
-        for waiting, packed in zip(self.by_priority, saved.by_priority, strict=False):
-            waiting.seqs.frombytes(packed)
+        for priority, packed in enumerate(saved.by_priority):
+            if packed:
+                self.by_priority[priority].seqs.frombytes(packed)
         pairs = array("Q")
         pairs.frombytes(saved.later)
         self.later.update(zip(pairs[::2], pairs[1::2], strict=True))
@@ -436,7 +443,9 @@ def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
     saved = SavedLeases(queue.dead_lettered, queue.last_lease)
     if not kept:
         return saved
-    by_priority: list[list[int]] = [waiting.seqs[waiting.at :].tolist() for waiting in queue.by_priority]
+    by_priority: list[list[int]] = [[] for _ in range(PRIORITIES)]
+    for priority, waiting in queue.by_priority.items():
+        by_priority[priority] = waiting.seqs[waiting.at :].tolist()
     places = queue.leases, queue.leaving, queue.reclaim, queue.resting, queue.exhausted
     out = [job for place in places for job in place.values()]
     for job in out:

@@ -33,7 +33,7 @@ class UniqueJobs:
         return (0, 0) if 0 < ends_ms < now_ms else (seq, ends_ms)
 
     def left(self, seqs: Collection[int]) -> None:
-        for seq in seqs if self.pending else ():
+        for seq in seqs:
             key = self.pending.pop(seq, None)
             if key is not None and self._by_key.get(key) == (seq, 0):
                 del self._by_key[key]

@@ -13,9 +13,9 @@ from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import queue as model
 from topics.model.names import check_topic
-from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker, lease_ms_or
+from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker
 from topics.model.records import MAX_WAIT_MS, parse_match
-from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, clamp
+from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, U64_MAX, clamp
 from topics.model.wire import check_u64
 from topics.server.api.route import Call, noted
 from topics.server.api.services import Services
@@ -36,9 +36,10 @@ def claim(services: Services, call: Call) -> Answer:
     wanted = _decode_claim(call.request.body, call)
     limits = services.engine.limits
     check_worker(wanted.node, limits)
-    check_u64(wanted.max, "max")
-    check_u64(wanted.lease_ms or 0, "lease_ms")
-    check_u64(wanted.wait_ms, "wait_ms")
+    lease_ms = wanted.lease_ms
+    if max(wanted.max, wanted.wait_ms, lease_ms or 0) > U64_MAX:
+        for field in ("max", "lease_ms", "wait_ms"):
+            check_u64(getattr(wanted, field) or 0, field)
     topic = services.engine.queues.get(call.params["topic"])
     if services.throttle.pressed:
         services.throttle.check(topic.name)
@@ -47,7 +48,7 @@ def claim(services: Services, call: Call) -> Answer:
     want = Want(
         node=wanted.node,
         max=clamp(wanted.max, 1, limits.max_claim),
-        lease_ms=lease_ms_or(topic.config.lease_ms, wanted.lease_ms),
+        lease_ms=topic.config.lease_ms if lease_ms is None else clamp(lease_ms, *LEASE_MS_RANGE),
     )
     wait_ms = 0 if services.runtime.draining else min(wanted.wait_ms, MAX_WAIT_MS)
     if topic.config.claim_jitter_ms and not services.runtime.draining:
