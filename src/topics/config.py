@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from topics.keys import BadKeys, KeyRule, check_distinct, parse_lines, parse_list
 from topics.token_keys import BadTokenKeys, parse_token_keys
+from topics.webhooks import BadWebhooks, parse_webhooks
 
 PREFIX = "TOPICS_"
 
@@ -97,13 +98,13 @@ def _parse_origins(text: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SecretFile:
-    """A file of API keys, or of keys that sign tokens, and what it held. Of API keys, only digests are kept."""
+    """A file with secrets, and what it held. Of API keys, only digests are kept."""
 
     path: Path
-    keys: tuple[Any, ...] = dataclasses.field(repr=False)
+    keys: Any = dataclasses.field(repr=False)
 
 
-def _secret_file(parse: Callable[[str], tuple[Any, ...]]) -> Callable[[str], SecretFile]:
+def _secret_file(parse: Callable[[str], Any]) -> Callable[[str], SecretFile]:
     """Return a parser of paths of files with secrets. Its `ValueError` never quotes the file."""
 
     def read(text: str) -> SecretFile:
@@ -113,7 +114,7 @@ def _secret_file(parse: Callable[[str], tuple[Any, ...]]) -> Callable[[str], Sec
         except (OSError, UnicodeDecodeError) as error:
             reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
             raise ValueError(f"{path} cannot be read: {reason}") from None
-        except (BadKeys, BadTokenKeys) as error:
+        except (BadKeys, BadTokenKeys, BadWebhooks) as error:
             raise BadKeys(f"{path}: {error}") from None
 
     return read
@@ -178,6 +179,7 @@ DIRECTORY = Kind(
 KEYS = Kind(name="list of keys", parse=parse_list)
 KEY_FILE = Kind(name="file", parse=_secret_file(parse_lines), show=lambda value: str(value.path))
 TOKEN_KEY_FILE = Kind(name="file", parse=_secret_file(parse_token_keys), show=lambda value: str(value.path))
+WEBHOOKS_FILE = Kind(name="file", parse=_secret_file(parse_webhooks), show=lambda value: str(value.path))
 INPUT_FILE = Kind(name="file", parse=_path(lambda path: not path.is_file(), "the file {0} does not exist"))
 OUTPUT_FILE = Kind(
     name="file",
@@ -290,6 +292,9 @@ class Settings:
         None,
         "File with the keys that sign tokens: secrets, public keys in PEM form, or a JWKS. Without it, the server "
         "signs with a secret of its own, and tokens end when it restarts.",
+    )
+    webhooks_file: SecretFile | None = WEBHOOKS_FILE(
+        None, "File with the topics that take webhooks: a JSON object with the style and the secrets of each."
     )
     max_auth_failures: int = COUNT(
         60,
@@ -459,8 +464,8 @@ class Settings:
         return self.api_keys + (self.api_keys_file.keys if self.api_keys_file is not None else ())
 
     def reread(self) -> Self:
-        """Return these settings with the keys of the files as they are now. Raise `ValueError` if one is invalid."""
-        kinds = {"api_keys_file": KEY_FILE, "token_keys_file": TOKEN_KEY_FILE}
+        """Return these settings with what the files with secrets hold now. Raise `ValueError` if one is invalid."""
+        kinds = {"api_keys_file": KEY_FILE, "token_keys_file": TOKEN_KEY_FILE, "webhooks_file": WEBHOOKS_FILE}
         files = {name: kind.parse(str(getattr(self, name).path)) for name, kind in kinds.items() if getattr(self, name)}
         read = dataclasses.replace(self, **files)
         check_distinct(read.key_rules())

@@ -54,6 +54,7 @@ ROWS: dict[str, Row] = {
     "queue resume": Row("idle-WAY", "is not paused"),
     "queue redrive": Row("mail --yes", "dead letters"),
     "queue work": Row("work-WAY --until-empty -- cat", "finished 1 job"),
+    "deliver": Row("idle-WAY --to https://a.example --secret-file DIR/none --curl", "/claim", form=TEXT),
     "schedule ls": Row("", "nightly"),
     "schedule put": Row("made-WAY orders 1 --every 30m --jitter 1m", "created made-WAY"),
     "schedule get": Row("nightly", "orders"),

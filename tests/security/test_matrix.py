@@ -109,6 +109,7 @@ RULES: dict[str, Rule] = {
     "GET /client.d.ts": Rule(anyone=True),
 }
 REFUSED = (401, 403)
+KEYED = [route for route in ROUTES if not route.signed]
 
 
 def label(route: Route) -> str:
@@ -141,7 +142,7 @@ def takes_a_name(route: Route) -> bool:
 
 
 def routes(keep: Callable[[Route], bool] = lambda route: True) -> list[Any]:
-    return [pytest.param(route, id=label(route)) for route in ROUTES if keep(route)]
+    return [pytest.param(route, id=label(route)) for route in KEYED if keep(route)]
 
 
 @pytest.fixture(scope="module")
@@ -153,12 +154,17 @@ def server(guarded: Caller) -> Iterator[Caller]:
     return guarded
 
 
+def test_only_webhooks_need_no_key_but_a_signature():
+    """`test_webhooks.py` has their tests."""
+    assert [label(route) for route in ROUTES if route.signed] == ["POST /v0/hooks/{topic}"]
+
+
 def test_every_route_has_a_rule():
-    assert {label(route) for route in ROUTES} - set(RULES) == set(), "say who may call these, and with which names"
+    assert {label(route) for route in KEYED} - set(RULES) == set(), "say who may call these, and with which names"
 
 
 def test_the_table_asks_for_the_scopes_that_the_contract_names():
-    for route in ROUTES:
+    for route in KEYED:
         rule = rule_of(route)
         words = {scope.name.lower() for scope in route.scope if scope.name}
         assert words == set(rule.scopes.split()), label(route)
@@ -167,15 +173,15 @@ def test_the_table_asks_for_the_scopes_that_the_contract_names():
 
 def test_every_part_of_a_path_that_is_a_variable_is_a_name_the_guard_checks_or_a_session():
     """A consumer belongs to its topic, whose name is in the same path."""
-    parts = {part for route in ROUTES for part in route.path.split("/") if part.startswith("{")}
+    parts = {part for route in KEYED for part in route.path.split("/") if part.startswith("{")}
     assert parts <= {"{topic}", "{router}", "{schedule}", "{wid}", "{consumer}", "{file}", "{key}"}
-    assert all("{topic}" in route.path for route in ROUTES if "{consumer}" in route.path)
-    files = {route.path for route in ROUTES if "{file}" in route.path}
+    assert all("{topic}" in route.path for route in KEYED if "{consumer}" in route.path)
+    files = {route.path for route in KEYED if "{file}" in route.path}
     assert all(path.startswith("/console/") for path in files), "files are open to anyone"
 
 
 def test_only_the_two_event_streams_take_a_token_from_the_url():
-    taking = {label(route) for route in ROUTES if route.query_token}
+    taking = {label(route) for route in KEYED if route.query_token}
     assert taking == {"GET /v0/watch/{wid}", "GET /v0/topics/{topic}/work"}
 
 
@@ -324,7 +330,7 @@ def test_a_watch_session_opens_for_the_key_that_made_it_and_for_no_other(server:
 def test_probes_ask_for_a_key_where_the_operator_says_so(tmp_path: Path):
     running = ServerProcess(tmp_path, {"api_keys": "k-write:write", "probe_auth": "true"}, wait_ready=False)
     server = Caller(running.port)
-    probes = [path_of(route, "") for route in ROUTES if rule_of(route).anyone]
+    probes = [path_of(route, "") for route in KEYED if rule_of(route).anyone]
     assert len(probes) >= 4
     assert {server.send("GET", path).status for path in probes} == {401}
     assert {server.send("GET", path, key="k-write").status for path in probes} <= {200, 503}

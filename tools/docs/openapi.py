@@ -156,7 +156,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         "parameters": _parameters(route, texts),
         "responses": {str(status): _answer(status, kind, schema_of, texts) for status, kind in route.answers.items()},
     }
-    if route.scope:
+    if route.scope and not route.signed:
         operation["x-scope"] = [scope.name.lower() for scope in Scope if scope in route.scope and scope.name]
     if route.body is not None:
         content = {"schema": schema_of[route.body]}
@@ -164,14 +164,17 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         if texts.body is not UNSET:
             content["example"] = texts.body
         operation["requestBody"] = {"required": needed, "content": {"application/json": content}}
+    if route.signed:
+        content = {"schema": {"description": "any JSON value"}, "example": texts.body}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     codes = [*_EVERYWHERE, *texts.errors]
     if Code.READ_ONLY in codes:
         codes.append(Code.REPLICA_UNAVAILABLE)
     if route.scope & CHANGES:
         codes.append(Code.NOT_WRITER)
-    if route.body is not None:
+    if route.body is not None or route.signed:
         codes += _WITH_BODY
-    if route.scope:
+    if route.scope and not route.signed:
         codes += _WITH_SCOPE
     elif route.probe:
         codes += (Code.UNAUTHORIZED,)

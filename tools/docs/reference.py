@@ -145,7 +145,10 @@ def _operation_text(operation: _Operation, components: dict[str, Any]) -> str:
         parts += map(_parameter_line, row["parameters"])
     if "requestBody" in row:
         content = row["requestBody"]["content"]["application/json"]
-        parts.append("\nRequest:\n\n" + _fields_table(_named(content["schema"], components), request=True))
+        if "$ref" in content["schema"]:
+            parts.append("\nRequest:\n\n" + _fields_table(_named(content["schema"], components), request=True))
+        else:
+            parts.append(f"\nRequest: {content['schema']['description']}.")
     if "101" not in row["responses"]:
         parts.append(_example_request(operation))
     parts += _answers(row["responses"], components)

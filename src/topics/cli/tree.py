@@ -44,6 +44,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     ),
     "Queues, schedules, routers, consumers": (
         Row("queue", "queues.commands", "work with queues: claim, finish, return and inspect jobs"),
+        Row("deliver", "queues.deliver", "send the jobs of a queue to a web address, signed (webhooks)"),
         Row("schedule", "schedules", "append a record at certain times"),
         Row("router", "routers", "copy the records of one topic into another"),
         Row("consumer", "consumers", "list, set and remove the positions of named consumers"),
@@ -94,6 +95,7 @@ ALSO_KNOWN_AS = {
     "top": "stats monitor dashboard",
     "doctor": "status health check diagnose",
     "queue": "queues job jobs work claim worker",
+    "deliver": "webhook webhooks hook hooks",
     "router": "routers route mirror",
     "schedule": "schedules cron crontab timer every",
     "consumer": "consumers group groups lag",

@@ -77,6 +77,7 @@ class TopicsApp:
         token_keys = () if settings.token_keys_file is None else settings.token_keys_file.keys
         self.keys = KeyRing(settings.key_rules(), token_keys, clock)
         self.failures = Failures(clock, settings.max_auth_failures)
+        self.webhooks = {} if settings.webhooks_file is None else dict(settings.webhooks_file.keys)
         guard = None
         if self.keys.callers:
             guard = Guard(routes, self.keys, self.quotas, self.failures, clock, probe_auth=settings.probe_auth)
@@ -196,7 +197,7 @@ class TopicsApp:
         self.services = Services(
             runtime=runtime, engine=engine, startup=self.startup, budget=budget, quotas=self.quotas, throttle=throttle,
             poll_cache=PollCache(), slices=slices, shared_answers=SharedAnswers(slices, budget), dispatcher=dispatcher,
-            keys=self.keys,
+            keys=self.keys, webhooks=self.webhooks,
             failures=self.failures, audit=Audit(engine, enabled=self.requests.guard is not None and standby is None),
             authenticate=None if self.requests.guard is None else self.requests.guard.authenticate,
             sessions=sessions, pattern_waiters=sessions.pattern_waiters, job_waiters=job_waiters,

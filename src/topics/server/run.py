@@ -2,7 +2,7 @@
 
 The sockets listen before the application has recovered its data, so that probes are answered from the first moment
 (readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait without
-limit, finish the other requests, stop the application. SIGHUP reads the files of certificates and API keys again.
+limit, finish the other requests, stop the application. SIGHUP reads the files of certificates, keys and webhooks again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from topics import __version__, early_signals, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
-from topics.server.access.key_ring import KeyRing
 from topics.server.http.browser_origin import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
@@ -89,9 +88,9 @@ async def _serve(settings: Settings, build: Build) -> int:
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
     manager = ServiceManager(loop)
-    reload = partial(_reload, settings, certificate, app.keys, manager)
+    reload = partial(_reload, settings, certificate, app, manager)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
-    KeyUpkeep(loop, settings, app.keys)
+    KeyUpkeep(loop, settings, app)
     if settings.key_rules():
         os_limits.forbid_core_files()
     if early_signals.hangups:
@@ -275,8 +274,8 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         log.error("loop_error", what=str(context.get("message", "")))
 
 
-def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing, manager: ServiceManager) -> None:
-    """Read the files of certificates and API keys again. A file that cannot be used changes nothing."""
+def _reload(settings: Settings, certificate: Certificate | None, app: TopicsApp, manager: ServiceManager) -> None:
+    """Read the files of certificates, keys and webhooks again. A file that cannot be used changes nothing."""
     manager.reloading()
     if certificate is not None:
         try:
@@ -284,34 +283,38 @@ def _reload(settings: Settings, certificate: Certificate | None, keys: KeyRing, 
             log.info("certificate_reloaded")
         except TopicsError as error:
             log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
-    _reload_keys(settings, keys)
+    _reload_secrets(settings, app)
     log.info("reloaded", hint="all other settings, and the keys in TOPICS_API_KEYS, change with a restart")
     manager.ready()
 
 
-def _reload_keys(settings: Settings, keys: KeyRing) -> None:
+def _reload_secrets(settings: Settings, app: TopicsApp) -> None:
     try:
         now = settings.reread()
     except ValueError as error:
         log.error("keys_refused", reason=str(error), hint="the server continues with the old keys")
         return
     if now.api_keys_file is not None:
-        keys.replace(now.key_rules())
+        app.keys.replace(now.key_rules())
         log.info("keys_reloaded", keys=len(now.key_rules()))
     if now.token_keys_file is not None:
-        keys.tokens.use_keys(now.token_keys_file.keys)
+        app.keys.tokens.use_keys(now.token_keys_file.keys)
         log.info("token_keys_reloaded")
+    if now.webhooks_file is not None:
+        app.webhooks.clear()
+        app.webhooks.update(now.webhooks_file.keys)
+        log.info("webhooks_reloaded", topics=len(app.webhooks))
 
 
 class KeyUpkeep:
-    """Every second: ends keys and tokens that have expired, and reads files of keys again that have changed."""
+    """Every second: ends keys and tokens that have expired, and reads files with secrets again that have changed."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, settings: Settings, keys: KeyRing) -> None:
-        self._loop, self._settings, self._keys = loop, settings, keys
-        files = (settings.api_keys_file, settings.token_keys_file)
+    def __init__(self, loop: asyncio.AbstractEventLoop, settings: Settings, app: TopicsApp) -> None:
+        self._loop, self._settings, self._app = loop, settings, app
+        files = (settings.api_keys_file, settings.token_keys_file, settings.webhooks_file)
         self._paths = [file.path for file in files if file is not None]
         self._seen = self._look()
-        if settings.key_rules():
+        if settings.key_rules() or self._paths:
             loop.call_later(1, self._tick)
 
     def _look(self) -> list[tuple[int, int, int] | None]:
@@ -326,10 +329,10 @@ class KeyUpkeep:
         return found
 
     def _tick(self) -> None:
-        self._keys.sweep()
+        self._app.keys.sweep()
         if self._paths and None not in (now := self._look()) and now != self._seen:
             self._seen = now
-            _reload_keys(self._settings, self._keys)
+            _reload_secrets(self._settings, self._app)
         self._loop.call_later(1, self._tick)
 
 

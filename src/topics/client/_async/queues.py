@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from topics.client._async.management import AsyncCalls
 from topics.client.call import failure_of, given, topic_path
@@ -48,6 +48,11 @@ class AsyncJob:
     def data(self) -> Any:
         """The data, decoded."""
         return self._job.data
+
+    @property
+    def json(self) -> Raw:
+        """The data as it was written."""
+        return self._job.json
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -131,6 +131,7 @@ READ_STATE = Operation("read state", Scope.READ, effects=_touches(default=True))
 LIST_TOPICS = Operation("list topics", Scope.READ, effects=_touches(default=False))
 DROP_TOPIC = Operation("drop topic", Scope.DELETE)
 APPEND = Operation("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter}, activity="publish")
+RECEIVE_WEBHOOK = Operation("receive webhook", Scope.WRITE)
 # The contract requires more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
 PUBLISH_CONFIGURED = Operation(
     "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter},

@@ -58,7 +58,7 @@ class Guard:
             self._authenticate(request, None)
             raise
         route = call.route
-        if route.probe and not self._probe_auth:
+        if route.signed or (route.probe and not self._probe_auth):
             call.caller = ANYONE
             return call
         caller = self._authenticate(request, route)

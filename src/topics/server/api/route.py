@@ -75,6 +75,7 @@ class Route(Struct, frozen=True, eq=False):
     # Answers before the data is recovered, without an engine. None: such a request is refused with `not_ready`.
     while_recovering: Callable[[Startup, Call], Answer] | None = None
     probe: bool = False  # answered without a key unless `probe_auth` is set
+    signed: bool = False  # needs no key: the handler checks a signature
     console: bool = False  # part of the web console: only served if the settings turn it on
     stream: bool = False  # counts as a long-lived connection
     timings: Timings = NO_ROUTE  # shared by all rows of this method and path

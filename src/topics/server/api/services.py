@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,7 @@ from topics.server.loop.storage import Storage
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.jobs import JobWaiters
 from topics.server.push.sessions import Sessions
+from topics.webhooks import Webhook
 
 if TYPE_CHECKING:
     from topics.server.loop.replication import ReplicaService
@@ -132,6 +133,7 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     job_waiters: JobWaiters
     keys: KeyRing
     failures: Failures
+    webhooks: Mapping[str, Webhook]  # by topic
     audit: Audit
     authenticate: Callable[[Request, bytes], Caller] | None  # None on a server without keys
     storage: Storage | None  # None without a data directory
