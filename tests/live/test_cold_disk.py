@@ -44,7 +44,6 @@ class SlowDisk:
 
         monkeypatch.setattr(File, "pread", slow)
         monkeypatch.setattr(File, "try_pread", cold)
-        monkeypatch.setattr(File, "lend", lambda file, size, at: None)
 
 
 class World:

@@ -348,9 +348,6 @@ class SimFile:
 
         return self._disk._call("try_pread", self.path, work)
 
-    def lend(self, size: int, at: int) -> memoryview | None:
-        return None
-
     def datasync(self) -> None:
         self._sync("datasync")
 
