@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 from tests.contract.api import Api, Background
 from tests.live.events import Events, wait_for
 from tests.live.inside import Inside
-from topics.engine.pressure import SAMPLES, PressureStep
+from topics.server.loop.throttle import SAMPLES, PressureStep
 
 REFUSE_MS = 200
 STEP_MS = {PressureStep.COALESCE: 15, PressureStep.STRETCH: 40, PressureStep.PAUSE: 100, PressureStep.REFUSE: 450}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from topics.engine.pressure import SAMPLES, Pressure, PressureStep, age_boost, base_priority, effective_priority
 from topics.engine.state.topic import Topic, Totals
 from topics.errors import TopicsError
 from topics.model.topic import TopicConfig
+from topics.server.loop.throttle import SAMPLES, Pressure, PressureStep, age_boost, base_priority, effective_priority
 
 REFUSE_MS = 200
 

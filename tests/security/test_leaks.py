@@ -150,7 +150,6 @@ class World:
             "streams": self.app.quotas.streams,
             "polls": len(self.app.services.runtime.open_ended),
             "connections": len(self.http.connections),
-            "waiters": sum(len(topic.waiters) for topic in topics),
             "listeners": sum(len(topic.listeners) for topic in topics),
         }
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import retention
-from topics.engine.access.verbs import Access
+from topics.engine.access import Access
 from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
@@ -79,7 +79,7 @@ class Engine:
         self.delete_seqs = partial(delete.delete_seqs, staging)
         self.report_archived = partial(archived.report, staging)
         self.topic, self.find = staging.topic, staging.find
-        self.wait, self.listen = staging.wait, staging.listen
+        self.listen = staging.listen
         self.flush = self.commits.flush
 
     @property

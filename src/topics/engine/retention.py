@@ -372,9 +372,7 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
         return None
 
 
-def look_through(
-    topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None], *, from_ts: int | None = None
-) -> Steps[None]:
+def look_through(topic: Topic, low_seq: int, high_seq: int, look: Callable[[Segment, int, int], None]) -> Steps[None]:
     """Call `look` with each part of a segment in [low_seq, high_seq) that has live records, as one step each.
 
     A segment that leaves the topic in between is left out. Records that are damaged are lost.
@@ -389,9 +387,7 @@ def look_through(
                 lose_range(topic, damage)
 
     yield from each_loaded(
-        partial(look_at, segment, low, high)
-        for segment, low, high in topic.walk(low_seq, high_seq)
-        if segment.live and (from_ts is None or segment.max_ts >= from_ts)
+        partial(look_at, segment, low, high) for segment, low, high in topic.walk(low_seq, high_seq) if segment.live
     )
 
 

@@ -463,7 +463,7 @@ def test_preview_of_a_router_over_cold_records_counts_them(filter: TagMatch | No
     found = loop.step(loop.engine.routers.expire_and_preview(source, filter, from_seq=5, from_ts=None))
     assert (found.scanned, found.matched) == (295, 295 if filter is None else 30)
     assert (found.first, found.last) == ((6, 300) if filter is None else (10, 300))
-    assert loop.trips == 1 or filter is SEARCHED
+    assert loop.trips <= len(source.segments) or filter is SEARCHED
 
 
 def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: pytest.MonkeyPatch):

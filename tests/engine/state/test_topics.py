@@ -9,12 +9,12 @@ from tests.engine.harness import append, done, open_engine, put, read, record, w
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
-from topics.engine.pressure import effective_priority
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.model.topic import ConfigPatch, TopicConfig
+from topics.server.loop.throttle import effective_priority
 
 
 def refused(act) -> Code:

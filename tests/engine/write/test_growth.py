@@ -1,11 +1,12 @@
-"""Waiters and listeners of a topic: each is called, and a late cancellation removes no other."""
+"""Listeners of a topic: each is called, and a late cancellation removes no other."""
 
 import random
 
 from tests.engine.harness import open_engine, write
+from topics.engine.state.topic import Topic
 
 
-def test_late_cancellation_leaves_other_waiters() -> None:
+def test_late_cancellation_leaves_other_listeners() -> None:
     engine = open_engine()
     engine.append("a", write())
     engine.flush()
@@ -16,11 +17,12 @@ def test_late_cancellation_leaves_other_waiters() -> None:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def wake(self) -> None:
+        def wake(self, _: Topic) -> None:
             woken.add(self.number)
+            expected[self.number]()
 
     for number in range(2_000):
-        cancel = engine.wait(topic, Poll(number).wake)
+        cancel = engine.listen(topic, Poll(number).wake)
         expected[number] = cancel
         cancels.append((number, cancel))
         if rng.random() < 0.3:

@@ -99,4 +99,4 @@ def test_ring_of_a_deleted_queue_is_released() -> None:
 
 def test_rings_take_less_than_a_mebibyte() -> None:
     [ring] = [QueueRing(Queues("mail").engine.topic("mail"))]
-    assert MAX_QUEUES * ring.values.itemsize * len(ring.values) < 1 << 20
+    assert MAX_QUEUES * ring.values.nbytes < 1 << 20

@@ -140,33 +140,6 @@ def test_log_whose_first_file_cannot_be_created_tries_again(op: str) -> None:
     assert entries(disk.crash("lose")) == [1]
 
 
-def tick_twice(wal: Wal, queue: Queue) -> None:
-    assert isinstance(wal._clock, SimClock)
-    wal._clock.advance(ms=1000)
-    for _ in range(2):
-        wal.tick()
-        queue.run()
-
-
-def test_log_is_idle_once_everything_is_synced_and_noted() -> None:
-    wal, queue, _ = open_wal()
-    woken: list[bool] = []
-    wal.woke = lambda: woken.append(wal.idle)
-    assert not wal.idle, "the ledger has no position yet"
-    tick_twice(wal, queue)
-    assert wal.idle
-
-    wal.write([b"a" * 50])
-    wal.write([b"b" * 50])
-
-    assert woken == [True], "the second write found frames that wait for a sync"
-    assert not wal.idle
-    tick_twice(wal, queue)
-    assert not wal.idle, "the ledger gets the new position a second later"
-    tick_twice(wal, queue)
-    assert wal.idle
-
-
 def test_next_file_is_created_on_the_worker_before_a_rotation() -> None:
     wal, queue, disk = open_wal()
     assert not wal.prepare()

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from topics import logs
-from topics.engine import retention
-from topics.engine.access import access_log
-from topics.engine.access.access_log import AccessChanged
+from topics.engine import access, retention
+from topics.engine.access import AccessChanged
 from topics.engine.consumers import consumer_log
 from topics.engine.consumers.consumer_log import Consumed, ConsumersChanged
 from topics.engine.queue import dead_letters, lease_log
@@ -64,7 +63,7 @@ KINDS = (
     Kind(Extended, lease_log.replay_extended, own),
     Kind(Archived, lambda _, topic, entry: archived.archived(topic, entry), own),
     Kind(Consumed, consumer_log.replay_consumed, own),
-    Kind(AccessChanged, access_log.change, lambda entry: ()),
+    Kind(AccessChanged, access.change, lambda entry: ()),
     Kind(ScheduleChanged, schedule_log.change, lambda entry: ()),
     Kind(Ticked, schedule_log.replay_ticked, Ticked.topic_ids),
     Kind(ConsumersChanged, consumer_log.change_consumers, ConsumersChanged.topic_ids),

@@ -198,11 +198,6 @@ class Store:
         self._snapshot(number, done, clean=clean, notes=notes)
         return True
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits for a snapshot, and none is in progress."""
-        return not self._savers and not self.is_snapshotting
-
     def when_saved(self, topic: Topic, done: Done) -> None:
         """Call `done` once a snapshot has all that the topic's class promises, or with the error that prevents it."""
         self._savers.append((topic, done))
@@ -276,11 +271,11 @@ class Store:
         pending: dict[int, dict[int, bytes]] = {}  # marks that segment files lack, by topic id and first seq
 
         def work() -> None:
-            number, worker = head.wal_number, self.worker
+            number, worker, topics = head.wal_number, self.worker, capture.captured
             for name, encode in tables.items():
                 if encode is not None:
                     head.extra[name] = msgspec.Raw(b"".join(rested(worker, encode())))
-            for one in rested(worker, capture):
+            for one in rested(worker, topics):
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = footer
@@ -291,7 +286,7 @@ class Store:
             self._ledger_number = number if notes else self.wal.ledger.number
             if self._ledger_number:
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
-            parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in capture), len(capture), worker)
+            parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in topics), len(topics), worker)
             try:
                 self.dir.write_file(self.dir.snapshot_path(number), parts, worker)
             except OSError:

@@ -6,7 +6,6 @@ Every topic that a router touches has a `Links`; all others cost the engine one 
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -227,23 +226,20 @@ class Table:
             return None
         for edge in self.edges():
             edge.dest.links.written = False
-        routers = tuple(self.by_id.values())
-        # Tuples of untracked values: the first garbage collection forgets them, and would visit a list again.
-        configs = tuple([router.config for router in routers])
-        cursors = tuple([router.cursor for router in routers])
-        totals = tuple([router.forwarded_total for router in routers])
-        floors = tuple([router.edge.floor_ms for router in routers])
+        rows = [(one, one.config, one.cursor, one.forwarded_total, one.edge.floor_ms) for one in self.by_id.values()]
         head, stamps = b"\x93" + _encode(self.next_id), _encode(self.stamps)  # an array of three: see `SavedRouters`
 
-        def saved(at: int) -> SavedRouter:
-            router, edge = routers[at], routers[at].edge
-            ids = edge.source.topic_id, edge.dest.topic_id
-            return SavedRouter(router.router_id, router.name, *ids, configs[at], cursors[at], totals[at], floors[at])
-
         def encode() -> Iterator[bytes]:
-            order = array("q", sorted(range(len(routers)), key=lambda at: routers[at].router_id))
+            rows.sort(key=lambda row: row[0].router_id)
+            saved = (
+                SavedRouter(
+                    one.router_id, one.name, one.edge.source.topic_id, one.edge.dest.topic_id, config, cursor, total,
+                    floor_ms,
+                )
+                for one, config, cursor, total, floor_ms in rows
+            )  # fmt: skip
             yield head
-            yield from encode_array(map(saved, order), len(order))
+            yield from encode_array(saved, len(rows))
             yield stamps
 
         return encode

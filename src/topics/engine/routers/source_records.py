@@ -26,7 +26,6 @@ from topics.model.nesting import decode_again
 from topics.model.record_bytes import meta_of
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
-from topics.storage.segments.columns import Columns
 from topics.storage.segments.segment import Segment
 
 BATCH_RECORDS = 256
@@ -66,15 +65,6 @@ class Preview(Struct, gc=False):
     first: int | None = None
     last: int | None = None
 
-    def add(self, part: Preview) -> None:
-        """Add what was found in another part of the source."""
-        self.scanned += part.scanned
-        self.matched += part.matched
-        self.bytes += part.bytes
-        if part.first is not None and part.last is not None:
-            self.first = min(part.first, self.first or part.first)
-            self.last = max(part.last, self.last or 0)
-
 
 def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
     """Return the live records in (cursor, upto] that match, and how far a full batch goes. None there may be lost.
@@ -91,47 +81,36 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
     return [], upto
 
 
-def search_through(source: Topic, match: TagMatch, low_seq: int, from_ts: int | None, found: Preview) -> Steps[None]:
-    """Add what a `Where` finds from `low_seq` on among records from `from_ts` on, in steps of one stretch each."""
+def preview(source: Topic, match: TagMatch | None, low_seq: int, from_ts: int | None) -> Steps[Preview]:
+    """Return what a filter finds from `low_seq` on among records from `from_ts` on.
+
+    A step looks at one segment, or at one stretch of it if the records are searched.
+    """
+    found = Preview()
 
     def look(segment: Segment, low: int, high: int) -> int:
+        """Look at records from `low` on, and return where to go on. Count nothing before all of them are in memory."""
         low = max(low, source.earliest - segment.first)
         if segment not in source.segments or low >= high:
             return high
-        high = stretch(segment.columns, low, high)
-        start = low if from_ts is None else bisect_left(segment.columns.ts, from_ts, low, high)
+        columns, marks = segment.columns, segment.marks
+        if match is not None and match.op == "Where":
+            high = stretch(columns, low, high)
+        start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
         positions, high = eligible(segment, match, start, high)
-        found.add(_preview(segment, segment.columns, segment.marks, positions, start, high))
+        found.scanned += high - start if marks is None else marks.count(0, start, high)
+        if len(positions):
+            found.matched += len(positions)
+            found.bytes += columns.size_of(positions)
+            found.first = found.first or segment.first + int(positions[0])
+            found.last = segment.first + int(positions[-1])
         return high
 
     for segment, low, high in source.walk(low_seq, source.head + 1):
-        while segment.live and low < high:
+        while segment.live and low < high and (from_ts is None or segment.max_ts >= from_ts):
             low = yield from once_loaded(partial(retention.read_past, source, partial(look, segment, low, high)))
             yield None
-
-
-def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Preview:
-    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
-
-    def look(columns: Columns, marks: bytearray | None) -> Preview:
-        start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
-        positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
-        if marks is not None:
-            positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
-        return _preview(segment, columns, marks, positions, start, high)
-
-    key = None if match is None else (match.op, match.text)
-    return segment.look(("eligible", key, low, high, from_ts), look)
-
-
-def _preview(
-    segment: Segment, columns: Columns, marks: bytearray | None, positions: npt.NDArray[np.intp], low: int, high: int
-) -> Preview:
-    live = high - low if marks is None else marks.count(0, low, high)
-    if not len(positions):
-        return Preview(live)
-    first, last = segment.first + int(positions[0]), segment.first + int(positions[-1])
-    return Preview(live, len(positions), columns.size_of(positions), first, last)
+    return found
 
 
 def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:

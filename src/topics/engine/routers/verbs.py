@@ -10,7 +10,7 @@ from topics.engine.routers.copy import mark
 from topics.engine.routers.due_edges import DueEdges
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
-from topics.engine.routers.source_records import Preview, look_for, search_through
+from topics.engine.routers.source_records import Preview, preview
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -33,7 +33,6 @@ from topics.model.topic import TopicConfig
 from topics.storage.log import entry as entries
 from topics.storage.log.entry import Create
 from topics.storage.log.router_entry import RouterDrop, RouterPut
-from topics.storage.segments.segment import Segment
 
 
 class Routers:
@@ -159,15 +158,7 @@ class Routers:
         searched, of 128 KiB. Records that are evicted or deleted between two steps may be counted or not.
         """
         yield from once_loaded(lambda: retention.expire_loaded(source, self._staging.clock.now_ms()))
-        found, start = Preview(), max(from_seq + 1, source.earliest)
-        if match is not None and match.op == "Where":
-            yield from search_through(source, match, start, from_ts, found)
-        else:
-
-            def look(segment: Segment, low: int, high: int) -> None:
-                found.add(look_for(segment, match, low, high, from_ts=from_ts))
-
-            yield from retention.look_through(source, start, source.head + 1, look, from_ts=from_ts)
+        found = yield from preview(source, match, max(from_seq + 1, source.earliest), from_ts)
         if source.gone:
             raise topic_not_found(source.name)
         return found

@@ -245,10 +245,6 @@ def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
 # --- all topics, a few at a time, while the server goes on
 
 
-# A garbage collection goes through every young list and dict in one go, so none of them has an entry for each topic.
-TOPICS_A_LIST = 256
-
-
 class Capture:
     """The topics of snapshot `number`. It is complete once all steps have run.
 
@@ -268,20 +264,12 @@ class Capture:
         self._ids = tuple(state.by_id)
         self._next_topic_id = state.next_topic_id
         self._early: dict[int, Captured] = {}
-        self._lists: list[list[Captured]] = []
-
-    def __iter__(self) -> Iterator[Captured]:
-        """Yield the captured topics in the order of `State.by_id`."""
-        for some in self._lists:
-            yield from some
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lists))
+        self.captured: list[Captured] = []  # in the order of `State.by_id`
 
     def tails(self) -> Iterator[bytes]:
         """Yield the parts of the tails file, and note in each topic where its part is."""
         at = 0
-        for one in self:
+        for one in self.captured:
             if one.tail is None:
                 continue
             part = b"".join(one.tail.encode(one.snapshot.topic_id, one.snapshot.epoch))
@@ -294,11 +282,8 @@ class Capture:
     def drain(self) -> Iterator[Captured]:
         """Yield the captured topics and forget them, one at a time: to free them all at once would take long."""
         # Bound: the captured topics. Each round forgets one.
-        while self._lists:
-            if self._lists[-1]:
-                yield self._lists[-1].pop()
-            else:
-                self._lists.pop()
+        while self.captured:
+            yield self.captured.pop()
 
     def before_change(self, topic: Topic) -> None:
         """Capture the topic now, unless it was captured before or is younger than the snapshot."""
@@ -307,11 +292,9 @@ class Capture:
 
     def steps(self) -> Steps[None]:
         """Capture every topic that is left, one topic per step of about 10 µs."""
-        for at, topic_id in enumerate(self._ids):
-            if not at % TOPICS_A_LIST:
-                self._lists.append([])
+        for topic_id in self._ids:
             captured = self._early.pop(topic_id, None)
-            self._lists[-1].append(self._capture(self._state.by_id[topic_id]) if captured is None else captured)
+            self.captured.append(self._capture(self._state.by_id[topic_id]) if captured is None else captured)
             yield None
 
     def _capture(self, topic: Topic) -> Captured:

@@ -66,7 +66,7 @@ class Topic:
         "front_ts", "gone", "head", "key_bytes", "keys", "last_read_ts", "last_ts", "last_write_ts", "leader",
         "links", "listeners", "losses", "lost_ts", "name", "needs_snapshot", "next_seq", "pending", "queue",
         "saved_tail", "segments", "staged_bytes", "staged_count", "staged_deletes", "staged_keys", "staged_times",
-        "topic_id", "totals", "trimmed", "waiters", "waiting", "waits_since_ms", "wire_name",
+        "topic_id", "totals", "trimmed", "waiting", "waits_since_ms", "wire_name",
     )  # fmt: skip
 
     def __init__(self, name: str, *, topic_id: int, epoch: int, config: TopicConfig, totals: Totals) -> None:
@@ -104,7 +104,6 @@ class Topic:
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # of these, the entries that take effect only once synced
         self.changing = False  # whether one of these changes the topic itself
-        self.waiters: dict[int, Callable[[], None]] = {}  # long polls: called once, when the topic grows or is dropped
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew or ended
         self.evicted_unarchived = 0  # records that a cap evicted before they were archived, against `archive.hold`
         self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers

@@ -238,7 +238,7 @@ class Appends:
                 follower.result = Appended(topic, follower.first, follower.first, follower.first)
             return Appended(topic, seq, seq, seq)
         apply.append_plain(self._state, topic, ticket.entry)
-        if topic.waiters or topic.listeners:
+        if topic.listeners:
             self._staging.grew(topic)
         return Appended(topic, seq, seq, seq)
 

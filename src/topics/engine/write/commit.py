@@ -23,8 +23,7 @@ from topics import logs
 from topics.engine.state.topic import Topic
 from topics.engine.write.ticket import Halted as Halted
 from topics.engine.write.ticket import Ticket as Ticket
-from topics.engine.write.ticket import callback_failed
-from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Uploads
+from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Uploads, must_wait
 from topics.errors import Code, TopicsError
 from topics.model.topic import SYNCED
 from topics.storage.log.background import Log as Log
@@ -294,13 +293,7 @@ class Commits:
         for queue in (self._syncing, self._written):
             held: list[Ticket] = []
             for ticket in queue:
-                if ticket.gated:
-                    blocked.add(ticket.topic)
-                    blocked.update(ticket.also or ())
-                if ticket.topic in blocked:
-                    held.append(ticket)
-                else:
-                    self._landing.append(ticket)
+                (held if must_wait(ticket, AT_SYNC, blocked) else self._landing).append(ticket)
             queue[:] = held
 
     def _land(self) -> None:
@@ -324,12 +317,7 @@ class Commits:
             for one in (ticket,) if followers is None else (ticket, *followers):
                 if one is not ticket:
                     one.error, one.wal_ns, one.sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
-                one.done = True
-                if one.then is not None:  # as in `Ticket.resolve`, without a call
-                    try:
-                        one.then(one)
-                    except Exception as failure:
-                        callback_failed(one, failure)
+                one.resolve(one.result, one.error)
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes

@@ -23,7 +23,7 @@ from topics.model.records import (
 from topics.storage.log.entry import Append
 
 LINE_BREAKS = bytes.maketrans(b"\n\r", b"  ")
-LF, CR, QUOTE = b'\n\r"'  # as numbers: a search for a byte takes a tenth of the time of a search for a string
+LF, CR = b"\n\r"  # as numbers: a search for a byte takes a tenth of the time of a search for a string
 
 
 def render(request: WriteRequest, topic_id: int, first: int, ts: int, limits: Limits) -> Append:
@@ -163,21 +163,11 @@ def checked_meta(meta: Raw, at: int, limits: Limits) -> tuple[bytes | Raw, ...]:
         raise invalid(f"{field} must be an object", field=field)
     if len(text) > limits.max_meta_bytes:
         raise too_long(field, len(text), limits.max_meta_bytes)
-    # A member has at least five bytes, two quotes and a colon, so most objects need not be decoded.
-    many = len(text) > 5 * MAX_META_KEYS and _has_more(text, QUOTE, 2 * MAX_META_KEYS)
-    if many and text.count(b":") > MAX_META_KEYS and (keys := surrogates.count_members(text)) > MAX_META_KEYS:
+    # A member has at least five bytes and a colon, so most objects need not be decoded.
+    many = len(text) > 5 * MAX_META_KEYS and text.count(b":") > MAX_META_KEYS
+    if many and (keys := surrogates.count_members(text)) > MAX_META_KEYS:
         raise invalid(f"{field} has {keys} keys; the limit is {MAX_META_KEYS}", field=field)
     return META, meta
-
-
-def _has_more(text: bytes, byte: int, most: int) -> bool:
-    """Return whether `byte` occurs in `text` more than `most` times. `bytes.count` takes six times as long for few."""
-    at = -1
-    for _ in range(most + 1):
-        at = text.find(byte, at + 1)
-        if at < 0:
-            return False
-    return True
 
 
 def check_sizes(records: Sequence[NewRecord | PlainRecord], limits: Limits) -> None:

@@ -7,7 +7,6 @@ and no server takes more than its caps allow (`check_room`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -42,7 +41,7 @@ class Staging:
         self.topics: Mapping[str, Topic] = state.by_name
         self.ceilings = Ceilings(state, commits)
         self._grown: dict[Topic, None] = {}  # topics that grew in this turn, or were dropped
-        self._keys = count()  # of waiters and listeners; an id may belong to another object once its object is freed
+        self._keys = count()  # of listeners; an id may belong to another object once its object is freed
         self.after_growth: Callable[[], None] | None = None  # called after the listeners of all topics that grew
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
 
@@ -232,12 +231,6 @@ class Staging:
 
     # --- readers that wait for a topic to grow
 
-    def wait(self, topic: Topic, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` once, when the topic has grown or is dropped. Return a function that cancels this."""
-        key = next(self._keys)
-        topic.waiters[key] = wake
-        return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
-
     def listen(self, topic: Topic, listener: Callable[[Topic], None]) -> Callable[[], None]:
         """Call `listener` after every turn in which the topic grew, and once when it is dropped.
 
@@ -249,21 +242,18 @@ class Staging:
 
     def grew(self, topic: Topic) -> None:
         """Notify the readers that wait for the topic at the end of this turn, once, however often it grew."""
-        if topic.waiters or topic.listeners:
+        if topic.listeners:
             if not self._grown:
                 self.commits.schedule(self.notify)
             self._grown[topic] = None
 
     def notify(self) -> None:
-        """Call the waiters and listeners of all topics that grew."""
+        """Call the listeners of all topics that grew."""
         grown, self._grown = self._grown, {}
         for topic in grown:
-            waiters, topic.waiters = topic.waiters, {}
-            calls: list[Callable[[], object]] = [*waiters.values()]
-            calls += [partial(listener, topic) for listener in topic.listeners.values()]
-            for call in calls:
+            for listener in list(topic.listeners.values()):
                 try:
-                    call()
+                    listener(topic)
                 except Exception as error:  # a listener that fails must not cost the others their notification
                     log.failure("listener_failed", error, topic=topic.name)
         if self.after_growth is not None:

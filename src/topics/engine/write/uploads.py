@@ -105,10 +105,8 @@ class Uploads:
         blocked, upto, now_ns = self.topics(), self._commits.wal.synced_to, self._commits.tick_ns()
         free = []
         for ticket in synced:
-            topics = _topics_of(ticket)
-            if ticket.gated == AT_UPLOAD or not blocked.isdisjoint(topics):
+            if must_wait(ticket, AT_UPLOAD, blocked):
                 self._waiting.append(Waiting(upto, ticket, now_ns))
-                blocked.update(topics)
             else:
                 free.append(ticket)
         self.replica.hurry()
@@ -123,11 +121,9 @@ class Uploads:
             return
         released, held, blocked = [], deque[Waiting](), set[Topic | None]()
         for one in self._waiting:
-            topics = _topics_of(one.ticket)
             # A ticket that only waited behind others goes with them: later ones of its topic no longer wait.
-            if one.upto > covered and (one.ticket.gated == AT_UPLOAD or not blocked.isdisjoint(topics)):
+            if one.upto > covered and must_wait(one.ticket, AT_UPLOAD, blocked):
                 held.append(one)
-                blocked.update(topics)
             else:
                 released.append(one.ticket)
         self._waiting = held
@@ -162,12 +158,9 @@ class Uploads:
 
     def refuse(self, failure: LogRefused) -> None:
         """Refuse all that wait: the replica is known to lack it, and the log of this server ends here."""
-        self._commits.refuse(self._clear(), failure)
-
-    def _clear(self) -> list[Ticket]:
         tickets = list(self.tickets())
         self._waiting.clear()
-        return tickets
+        self._commits.refuse(tickets, failure)
 
     def without_refused(self, batch: list[Ticket]) -> list[Ticket]:
         """Refuse tickets that the replica does not take now, and later ones of their topics. Return the others."""
@@ -178,14 +171,9 @@ class Uploads:
             self._commits.refuse(batch, failure)
             return []
         blocked: set[Topic | None] = set()
-        refused, others = [], []
+        refused, others = list[Ticket](), list[Ticket]()
         for ticket in batch:
-            topics = _topics_of(ticket)
-            if ticket.gated == AT_UPLOAD or not blocked.isdisjoint(topics):
-                blocked.update(topics)
-                refused.append(ticket)
-            else:
-                others.append(ticket)
+            (refused if must_wait(ticket, AT_UPLOAD, blocked) else others).append(ticket)
         self._commits.refuse(refused, failure)
         return others
 
@@ -201,6 +189,15 @@ def _topics_of(ticket: Ticket) -> set[Topic | None]:
     topics = {ticket.topic, *(ticket.also or ())}
     topics.discard(None)
     return topics
+
+
+def must_wait(ticket: Ticket, gate: int, blocked: set[Topic | None]) -> bool:
+    """Return whether the ticket has this gate, or changes a topic of `blocked`. Then add its topics to these."""
+    topics = _topics_of(ticket)
+    waits = ticket.gated >= gate or not blocked.isdisjoint(topics)
+    if waits:
+        blocked |= topics
+    return waits
 
 
 def _report(ticket: Ticket, failure: LogRefused) -> None:

@@ -62,15 +62,7 @@ class TicketAnswer(Deferred):
         request, encode = self.request, self.encode
         assert request is not None
         assert encode is not None
-        response = encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request)
-        callback, over = self._callback, self._over
-        if callback is None:
-            self.resolve(response)
-        else:  # fast path: the same as `resolve` without the call
-            self._response, self._callback, self._over = response, None, None
-            if over is not None:
-                over(response)
-            callback(response)
+        self.resolve(encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request))
 
 
 def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Request], Response]) -> Answer:

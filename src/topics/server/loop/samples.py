@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 
 import msgspec
+import numpy as np
 import xxhash
 from msgspec import Struct
 
@@ -43,19 +44,16 @@ class Ring:
     """The last `capacity` samples. Each is a row that begins with its time."""
 
     def __init__(self, capacity: int, width: int) -> None:
-        self._capacity = capacity
-        self._width = width
-        self.values = array("d", bytes(8 * capacity * width))
+        self.values = np.zeros((capacity, width))
         self._taken = 0
 
     def add(self, row: Sequence[float]) -> None:
-        at = self._taken % self._capacity * self._width
-        self.values[at : at + self._width] = array("d", row)
+        self.values[self._taken % len(self.values)] = row
         self._taken += 1
 
     def rows(self, after_ms: int) -> list[list[float]]:
-        starts = (n % self._capacity * self._width for n in range(max(self._taken - self._capacity, 0), self._taken))
-        found = (self.values[at : at + self._width] for at in starts if self.values[at] > after_ms)
+        rows = np.roll(self.values, -self._taken, axis=0)
+        found: list[list[float]] = rows[rows[:, 0] > after_ms].tolist()
         return [[int(value) if value.is_integer() else value for value in row] for row in found]
 
 

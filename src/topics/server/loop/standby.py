@@ -16,16 +16,12 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.durable.replication import ALIVE_MS
 from topics.engine.durable.standby import FollowedClock, Follower, Standby
-from topics.engine.durable.store import Done, Store
 from topics.engine.engine import Engine
 from topics.engine.state.topics import State
-from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
-from topics.server.limits import os_limits
-from topics.server.limits.loop_holds import Cause
 from topics.server.loop.replication import about_server
 from topics.server.loop.sliced_work import Slices
-from topics.server.loop.storage import ThreadWorker, on_thread
+from topics.server.loop.storage import StoreHost, ThreadWorker, on_thread
 from topics.storage.datadir import DataDir
 from topics.storage.log.background import Log, LogRefused
 from topics.storage.log.frame import Frames
@@ -51,38 +47,28 @@ class FollowedLog(Log):
         self.write(frames)
 
 
-class StandbyService:
+class StandbyService(StoreHost):
     """The standby of one server, until it takes over, or has to load its state again."""
 
     def __init__(
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State,
         *, address: str,
     ) -> None:  # fmt: skip
-        self._settings = settings
-        self._loop = loop
-        self._clock = clock
+        wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=INLINE, clock=clock)
+        super().__init__(settings, clock, loop, datadir, state, wal)
         self._dir = datadir
         self._state = state
         self.clock = FollowedClock(clock)  # of the engine
         self._address = address
         self._name = re.sub(r"[^A-Za-z0-9.-]+", "-", address.partition("://")[2]) or socket.gethostname()
         self._worker = ThreadWorker(loop, "topics-standby")
-        self._store_worker = ThreadWorker(loop, "topics-store")
         self._announcer = ThreadWorker(loop, "topics-announce")
-        self._slices: Slices | None = None
         self._bucket = open_bucket(settings.replica or "", timeout_ms=settings.replica_timeout_ms)
         self._loaded: Loaded
         self._follower: Follower
         self.standby: Standby | None = None
         self.on_load: Callable[[], None] = lambda: None  # called if the state must be loaded again
         self.on_taken: Callable[[Bucket, Opened], None] = lambda bucket, opened: None
-        self._cold_dir = None if settings.cold_dir is None else str(settings.cold_dir)
-        wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=INLINE, clock=clock)
-        self._store = Store(
-            datadir, state, wal, worker=self._store_worker, clock=clock, cold_dir=self._cold_dir,
-            hot_segments=settings.hot_retain_segments, hot_bytes=settings.hot_retain_bytes,
-            open_files=os_limits.descriptors().segment_files, runner=self._run,
-        )  # fmt: skip
 
     async def load(self) -> bool:
         """Restore the directory, and load the state. Return False if this server is the writer.
@@ -97,7 +83,7 @@ class StandbyService:
             loaded = start.load(self._bucket, self._dir.fs, self._dir.root, progress=progress)
             if loaded is not None:
                 self._dir.open()
-                self._follower = Follower(self._dir, self._state, self._store.caches, cold_dir=self._cold_dir)
+                self._follower = Follower(self._dir, self._state, self.store.caches, cold_dir=self.store.cold_dir)
             return loaded
 
         # Bound: the first checkpoint of a writer.
@@ -133,7 +119,7 @@ class StandbyService:
         settings, self._slices = self._settings, slices
         engine.staging.attach(FollowedLog())
         engine.staging.follows = engine.state.totals.follows = True
-        self._store.commits = engine.commits
+        self.store.commits = engine.commits
         self._follower.routers.resume()
         self._follower.grew = engine.staging.grew
         following = Following(
@@ -141,7 +127,7 @@ class StandbyService:
             takeover_after_ms=settings.takeover_after_ms, now_ms=self._clock.monotonic_ns() // 1_000_000,
         )  # fmt: skip
         self.standby = standby = Standby(
-            self._loaded, about_server(settings, self._address), following, self._follower, self._store,
+            self._loaded, about_server(settings, self._address), following, self._follower, self.store,
             worker=self._worker, clock=self._clock,
             followed=self.clock, later=self._later, runner=self._run, save_bytes=settings.checkpoint_wal_bytes // 2,
             instance=secrets.token_hex(8),
@@ -163,11 +149,9 @@ class StandbyService:
         if self.standby is not None:
             self.standby.end()
         self._announcer.submit(lambda: self._bucket.delete([self._object]), lambda error: None)
-        idle = asyncio.Event()
-        self._store.when_idle(idle.set)
-        await idle.wait()
+        await self._idle()
         await self._end_threads()
-        self._store.close()
+        self.store.close()
 
     async def _end_threads(self) -> None:
         for worker in (self._worker, self._store_worker, self._announcer):
@@ -195,7 +179,3 @@ class StandbyService:
 
     def _later(self, ms: int, then: Callable[[], None]) -> None:
         self._loop.call_later(ms / 1000, then)
-
-    def _run(self, steps: Steps[None], done: Done) -> None:
-        assert self._slices is not None, "nothing is applied before `begin`"
-        self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)

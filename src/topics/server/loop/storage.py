@@ -46,9 +46,6 @@ SWITCH_INTERVAL_S = 0.0005
 WORK_NS = 500_000
 REST_S = 0.00005
 
-# How often an idle server looks whether its directory is still there. Any write ends this: see `Wal.woke`.
-IDLE_TICK_MS = 1000
-
 # How long the server trusts that data of a segment matches its checksum. Comparing at every read would double the time
 # of a small read, and of a read from the disk too, because it takes whole chunks.
 CHECKED_FOR_NS = 3_600_000_000_000
@@ -134,38 +131,54 @@ def open_directory(settings: Settings) -> DataDir | None:
     return datadir
 
 
-class Storage:
+class StoreHost:
+    """The store of a server, and its thread. What it does on the loop runs in slices."""
+
     def __init__(
-        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State
-    ) -> None:
+        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State,
+        wal: Wal, *, rewrite_percent: int = 0,
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._clock = clock
         self._loop = loop
-        self._sync_worker = ThreadWorker(loop, "topics-sync")
+        self._slices: Slices | None = None
         self._store_worker = ThreadWorker(loop, "topics-store")
+        self.store = Store(
+            datadir, state, wal, worker=self._store_worker, clock=clock,
+            cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
+            rewrite_percent=rewrite_percent, hot_segments=settings.hot_retain_segments,
+            hot_bytes=settings.hot_retain_bytes, open_files=os_limits.descriptors().segment_files, runner=self._run,
+        )  # fmt: skip
+
+    def _run(self, steps: Steps[None], done: Done) -> None:
+        assert self._slices is not None, "nothing runs in steps before `begin`"
+        self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
+
+    async def _idle(self) -> None:
+        idle = asyncio.Event()
+        self.store.when_idle(idle.set)
+        await idle.wait()
+
+
+class Storage(StoreHost):
+    def __init__(
+        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State
+    ) -> None:
+        self._sync_worker = ThreadWorker(loop, "topics-sync")
         self._write_worker = ThreadWorker(loop, "topics-write")
         self.wal = Wal(
-            datadir,
-            file_bytes=settings.wal_file_bytes,
-            worker=self._sync_worker,
-            clock=clock,
+            datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=clock,
             writer=self._write_worker,
-        )
-        self.store = Store(
-            datadir, state, self.wal, worker=self._store_worker, clock=clock,
-            cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
-            rewrite_percent=settings.rewrite_removed_percent,
-            hot_segments=settings.hot_retain_segments, hot_bytes=settings.hot_retain_bytes,
-            open_files=os_limits.descriptors().segment_files, runner=self._run,
         )  # fmt: skip
+        super().__init__(
+            settings, clock, loop, datadir, state, self.wal, rewrite_percent=settings.rewrite_removed_percent
+        )
         self.scrub = Scrub(self.store, clock, settings.scrub_interval_ms)
         self.backup_ms: int | None = None  # when the backup was completed last; None if that is unknown
         self._backup_due_ns = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_idle = False  # whether the timer is set for `IDLE_TICK_MS`
         self._closing = False
         self._engine: Engine | None = None
-        self._slices: Slices | None = None
         # Called at a stop, around the last checkpoint.
         self.before_checkpoint: Callable[[], Awaitable[object]] = _nothing
         self.after_checkpoint: Callable[[], Awaitable[object]] = _nothing
@@ -222,7 +235,6 @@ class Storage:
         self.store.commits = engine.commits
         engine.saver = self.store.when_saved
         engine.commits.gather_turns = GATHER_TURNS
-        self.wal.woke = self._wake
         self._tick()
         self._replay_some()
 
@@ -244,10 +256,6 @@ class Storage:
             self.store.submit(lambda: self.store.dir.write_file(path, [data], self._store_worker), saved)
 
         samples.save = save
-
-    def _run(self, steps: Steps[None], done: Done) -> None:
-        assert self._slices is not None, "recovery takes its snapshot in one go"
-        self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
 
     def _report_stored(self, done: Done, error: Exception | None) -> None:
         assert self._slices is not None
@@ -288,11 +296,6 @@ class Storage:
         if failure is not None:
             raise OSError(f"the last snapshot is not written, so the next start replays the log: {failure}")
 
-    async def _idle(self) -> None:
-        idle = asyncio.Event()
-        self.store.when_idle(idle.set)
-        await idle.wait()
-
     def _tick(self) -> None:
         assert self._slices is not None
         began_ns, due = self._clock.monotonic_ns(), self._due()
@@ -312,9 +315,7 @@ class Storage:
             self._backup_due_ns = began_ns + LOOK_AT_BACKUP_NS
             self._store_worker.submit(self._look_at_backup, lambda error: None)
         self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
-        self._is_idle = self.wal.idle and self.store.is_idle and not due
-        idle_ms = min(IDLE_TICK_MS, self._settings.checkpoint_interval_ms) if self._is_idle else 0
-        self._schedule(max(self._settings.sync_interval_ms, idle_ms))
+        self._timer = self._loop.call_later(self._settings.sync_interval_ms / 1000, self._tick)
 
     def _look_at_backup(self) -> None:
         """Note when the backup was completed last: each run writes its FORMAT file again. Runs on the worker."""
@@ -323,16 +324,6 @@ class Storage:
             self.backup_ms = int((self._settings.backup_dir / "FORMAT").stat().st_mtime * 1000)
         except OSError:
             self.backup_ms = 0  # there is none: its age is that of the epoch, and fires the alert
-
-    def _schedule(self, delay_ms: int) -> None:
-        self._timer = self._loop.call_later(delay_ms / 1000, self._tick)
-
-    def _wake(self) -> None:
-        """Have the next tick after the usual interval: something was written."""
-        if self._is_idle and self._timer is not None and not self._closing:
-            self._is_idle = False
-            self._timer.cancel()
-            self._schedule(self._settings.sync_interval_ms)
 
     def _grown_bytes(self) -> int:
         return self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint

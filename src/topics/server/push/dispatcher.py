@@ -6,7 +6,7 @@ is new is read and rendered once for all of them. A subscription that has not re
 
 Nothing is polled: the engine calls `make_ready` once per turn for a topic with new records, then `serve_ready`. A topic
 with many watchers is served about once per `GATHER_MS`. Under pressure the dispatcher serves topics by effective
-priority, and pauses topics below zero: see `engine/pressure.py` and `engine/delays.py`.
+priority, and pauses topics below zero: see `server/loop/throttle.py` and `engine/delays.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from topics import logs
 from topics.engine.delays import GATHER_MS, GATHER_WATCHERS, PRESSED_PUSH_MS
-from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.model.topic import SYNCED
 from topics.model.watch import View, without_nodes
@@ -26,7 +25,7 @@ from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.runtime import NOT_LOADING, Runtime
 from topics.server.loop.sliced_work import Slices
-from topics.server.loop.throttle import Throttle
+from topics.server.loop.throttle import Throttle, effective_priority
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
 from topics.server.push.subscription_set import PatternWaiters, Subscription, TailGroup, Watcher, notify_deleted
 from topics.storage.segments.cold import Cold

@@ -94,7 +94,6 @@ class Wal(Log):
         self._reserve_bytes = 0  # for the next file, if the last write was a large one
         self._preparing = False
         self._not_prepared = False  # the last attempt to prepare a file failed
-        self.woke: Callable[[], None] = lambda: None  # called when frames wait for a sync and none did before
         self.failed: Callable[[Exception], NoReturn] = _raise
         self._written = self._synced = 0  # how many frames are written, and how many of them are durable
         self.on_synced: Callable[[tuple[int, int]], None] = lambda position: None  # called when `synced_to` has moved
@@ -247,8 +246,6 @@ class Wal(Log):
     def _wrote(self, frames: int, size_bytes: int) -> None:
         self.read_only = None
         self.tail += size_bytes
-        if self._written == self._synced:
-            self.woke()
         self._written += frames
         stats = self.stats
         stats.frames_total += frames
@@ -282,8 +279,6 @@ class Wal(Log):
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
         self._reserve_bytes = 0
-        if self._written == self._synced:
-            self.woke()
         self._written += 1
         self.stats.rotations_total += 1
 
@@ -351,12 +346,6 @@ class Wal(Log):
             with suppress(OSError):
                 self.rotate()  # failed before: the log is read-only until it works
                 self.read_only = None
-
-    @property
-    def idle(self) -> bool:
-        """Whether `tick` has nothing to do until something is written."""
-        waits = self._written > self._synced or self._behind or self._callbacks or self._syncing or self.ledger.waits
-        return not waits and self._file is not None and self.read_only is None and self.ledger.reached == self.synced_to
 
     def prepare(self) -> bool:
         """Return whether `rotate` need not wait for its file, or has to report a failure. Else have it created."""

@@ -200,8 +200,9 @@ class LongPoll:
         """Answer now, or once the commit is in the log: the time is over, the server stops, or the client may leave."""
         self._over = True
         if self._opened:
-            self._cancel_wait()
-            if not self._loading.waiting:
+            if self._loading.waiting:
+                self._cancel_wait()
+            else:
                 self._woken()
 
     def _wait(self, topic: Topic, reading: Reading) -> None:
@@ -209,9 +210,10 @@ class LongPoll:
         self._scanned += reading.scanned
         self._query.from_seq, self._query.from_ts = reading.next_from_seq, None
         self._waits_since_ns = _now_ns()
-        self._cancel_wait = self._services.engine.wait(topic, self._woken)
+        self._cancel_wait = self._services.engine.listen(topic, self._woken)
 
-    def _woken(self) -> None:
+    def _woken(self, _: Topic | None = None) -> None:
+        self._cancel_wait()
         self._request.waited_ns += _now_ns() - self._waits_since_ns
         self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
 

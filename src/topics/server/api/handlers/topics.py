@@ -5,7 +5,6 @@ from typing import Any
 from msgspec import UNSET
 
 from topics.engine.engine import Dropped
-from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
@@ -20,6 +19,7 @@ from topics.server.http.messages import Answer
 from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, json_when_done, performance
+from topics.server.loop.throttle import effective_priority
 
 
 def put_topic(services: Services, call: Call) -> Answer:
