@@ -30,10 +30,9 @@ from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
-from topics.server.loop.forwarding import Forwarding
+from topics.server.loop.forwarding import Forwarding, Scheduling
 from topics.server.loop.runtime import Runtime, Ticker
 from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
-from topics.server.loop.scheduling import Scheduling
 from topics.server.loop.sliced_work import SharedAnswers, Slices
 from topics.server.loop.storage import Storage, open_directory
 from topics.server.loop.throttle import Throttle

@@ -58,18 +58,14 @@ def consumers_of(topic: Topic) -> TopicConsumers:
 def change_consumers(state: State, entry: ConsumersChanged) -> None:
     """Change the consumers of topics. A topic that no longer exists is left out."""
     by_id, at_ms = state.by_id, entry.at_ms
-    if entry.put or entry.gone:
-        changed: dict[Topic, None] = {}
-        fields = iter(entry.gone)
-        for topic_id, number in zip(fields, fields, strict=True):
-            if (topic := by_id.get(topic_id)) is not None:
-                consumers_of(topic).remove(number)
-                changed[topic] = None
-        for topic_id, consumer in entry.put:
-            if (topic := by_id.get(topic_id)) is not None:
-                consumers_of(topic).put(consumer)
-                changed[topic] = None
-        for topic in changed:
+    fields = iter(entry.gone)
+    for topic_id, number in zip(fields, fields, strict=True):
+        if (topic := by_id.get(topic_id)) is not None:
+            consumers_of(topic).remove(number)
+            state.note_consumers(topic)
+    for topic_id, consumer in entry.put:
+        if (topic := by_id.get(topic_id)) is not None:
+            consumers_of(topic).put(consumer)
             state.note_consumers(topic)
     fields = iter(entry.moved)
     for topic_id, number, seq in zip(fields, fields, fields, strict=True):

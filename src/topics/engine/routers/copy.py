@@ -112,18 +112,11 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
     return fits
 
 
-def storable(dest: Topic, sizes: Sequence[int]) -> int:
-    """Return how many of these records come before the first that is larger than everything `dest` may hold."""
+def storable(dest: Topic, sizes: Sequence[int]) -> tuple[int, bool]:
+    """Return how many records, from the first on, `dest` may or may not hold alike, and whether it may hold these."""
     cap_bytes = dest.config.cap_bytes
-    if not cap_bytes or max(sizes) <= cap_bytes:
-        return len(sizes)
-    return next(at for at, size in enumerate(sizes) if size > cap_bytes)
-
-
-def too_large(dest: Topic, sizes: Sequence[int]) -> int:
-    """Return how many of these records, from the first on, are larger than everything `dest` may hold."""
-    cap_bytes = dest.config.cap_bytes
-    return next((at for at, size in enumerate(sizes) if not cap_bytes or size <= cap_bytes), len(sizes))
+    fits = not cap_bytes or sizes[0] <= cap_bytes
+    return next((at for at, size in enumerate(sizes) if cap_bytes and (size <= cap_bytes) != fits), len(sizes)), fits
 
 
 class Copier:

@@ -13,7 +13,7 @@ from topics.engine import retention
 from topics.engine.consumers.verbs import ConsumerBatch
 from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
-from topics.engine.routers.copy import Copier, count_lost, mark, next_part, room, storable, too_large
+from topics.engine.routers.copy import Copier, count_lost, mark, next_part, room, storable
 from topics.engine.routers.due_edges import DueEdges
 from topics.engine.routers.graph import Edge, Links, Router, Table, out_of, upstream
 from topics.engine.routers.source_records import Gathered, gather
@@ -169,17 +169,17 @@ class Forwarder:
                 return True
             if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(edge, entry.last + 1):
                 return True
-            if lost := too_large(dest, entry.sizes):  # give seqs to these copies, and record them as lost
-                upto = piece.seqs[lost - 1]
+            n, can_be_stored = storable(dest, entry.sizes)
+            if not can_be_stored:  # give seqs to these copies, and record them as lost
+                upto = piece.seqs[n - 1]
                 if logs:
-                    trim = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap")
-                    self._stage_trim(router, trim)
+                    self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, n, "cap"))
                 else:
-                    retention.lose_next(dest, lost)
+                    retention.lose_next(dest, n)
                     router.cursor = max(router.cursor, upto)
                     self._landed(dest)
                 return True
-            fits = min(fits, storable(dest, entry.sizes))
+            fits = min(fits, n)
             # No copy may evict another one of the same step before that was forwarded further.
             while passes_on and fits > 1 and self._reach(dest, entry, fits) > entry.first:
                 fits //= 2
@@ -417,7 +417,7 @@ class Forwarder:
             if room(dest, entry.sizes):
                 edge.last_error = edge.last_error or "topic_full"  # expiry made room: the log must say when
                 return room(dest, entry.sizes)
-        if too_large(dest, entry.sizes):
+        if not storable(dest, entry.sizes)[1]:
             return self._hold(
                 edge,
                 f'record_too_large: a copy takes {entry.sizes[0]} bytes; topic "{dest.name}" may hold '

@@ -141,16 +141,14 @@ def _land(state: State, copier: copy.Copier, entry: Append, piece: Piece) -> Non
     dest = state.by_id[entry.topic_id]
     sizes, at = entry.sizes, 0
     while at < len(sizes):
-        if fits := copy.storable(dest, sizes[at:]):
-            whole = fits == len(sizes)
-            part = (entry, piece) if whole else copier.part(piece, at, at + fits, dest.head + 1)
+        n, fits = copy.storable(dest, sizes[at:])
+        if fits:
+            part = (entry, piece) if n == len(sizes) else copier.part(piece, at, at + n, dest.head + 1)
             apply.append(state, dest, part[0])
             copier.copied(part[1])
-            at += fits
         else:
-            lost = copy.too_large(dest, sizes[at:])
-            retention.lose_next(dest, lost)
-            at += lost
+            retention.lose_next(dest, n)
+        at += n
 
 
 def _keeps(state: State, dest: Topic, entry: Append, fits: int) -> int:

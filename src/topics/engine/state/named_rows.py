@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from topics.engine.state.name_index import NameIndex
+from topics.model.access import Revocation, StoredKey
+from topics.model.schedule import Schedule
 from topics.storage.snapshot import encode_array
 
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-Row = TypeVar("Row", bound=Named)
+Row = TypeVar("Row", bound=Schedule | StoredKey | Revocation)
 
 
 class NamedRows(Generic[Row]):

@@ -286,35 +286,25 @@ def _check_possible(config: TopicConfig, entry: entries.Append, quota_bytes: int
     `topic_full` and `throttled` ask a client to try again later, which cannot help here. A topic that discards old
     records takes a batch larger than its caps: it evicts the first records of the batch.
     """
-    largest, size_bytes, count = max(entry.sizes), len(entry.blob), len(entry.sizes)
-    if config.cap_bytes and largest > config.cap_bytes:
-        raise _record_too_large(largest, "cap_bytes", config.cap_bytes)
-    if config.discard == "reject":
-        if config.cap_records and count > config.cap_records:
-            raise _batch_too_large("records", count, "cap_records", config.cap_records)
-        if config.cap_bytes and size_bytes > config.cap_bytes:
-            raise _batch_too_large("bytes", size_bytes, "cap_bytes", config.cap_bytes)
-    if quota_bytes and largest > quota_bytes:
-        raise _record_too_large(largest, "max_total_bytes", quota_bytes)
-    if quota_bytes and size_bytes > quota_bytes:
-        raise _batch_too_large("bytes", size_bytes, "max_total_bytes", quota_bytes)
+    largest, size_bytes = max(entry.sizes), len(entry.blob)
+    for limit, most, whole in (("cap_bytes", config.cap_bytes, "topic"), ("max_total_bytes", quota_bytes, "server")):
+        if most and largest > most:
+            what = f"a record takes {largest} bytes; the whole {whole} may hold {most}"
+            detail = {"size_bytes": largest, "max": most, "limit": limit}
+            raise TopicsError(Code.RECORD_TOO_LARGE, what, detail=detail)
+        if limit == "cap_bytes" and config.discard == "reject":
+            _check_batch("records", len(entry.sizes), "cap_records", config.cap_records)
+            _check_batch("bytes", size_bytes, limit, most)
+    _check_batch("bytes", size_bytes, "max_total_bytes", quota_bytes)
 
 
-def _record_too_large(size_bytes: int, limit: str, most: int) -> TopicsError:
-    whole = "server" if limit == "max_total_bytes" else "topic"
-    return TopicsError(
-        Code.RECORD_TOO_LARGE,
-        f"a record takes {size_bytes} bytes; the whole {whole} may hold {most}",
-        detail={"size_bytes": size_bytes, "max": most, "limit": limit},
-    )
-
-
-def _batch_too_large(unit: str, n: int, limit: str, most: int) -> TopicsError:
-    return TopicsError(
-        Code.BATCH_TOO_LARGE,
-        f"the write has {n} {unit}; {limit} allows {most} in all, so it can never fit: send smaller batches",
-        detail={"size_bytes" if unit == "bytes" else unit: n, "max": most, "limit": limit},
-    )
+def _check_batch(unit: str, n: int, limit: str, most: int) -> None:
+    if most and n > most:
+        raise TopicsError(
+            Code.BATCH_TOO_LARGE,
+            f"the write has {n} {unit}; {limit} allows {most} in all, so it can never fit: send smaller batches",
+            detail={"size_bytes" if unit == "bytes" else unit: n, "max": most, "limit": limit},
+        )
 
 
 def _would_free(topic: Topic, count: int, used_bytes: int) -> int:

@@ -46,20 +46,7 @@ class Slices:
         Raise what the first slice raises. The time that each slice takes is noted under `cause`.
         """
         deferred = Deferred()
-
-        def finish(answer: Answer) -> None:
-            if isinstance(answer, Response):
-                try:
-                    self._budget.check_answer(body_bytes(answer.body))
-                except TopicsError as error:
-                    answer = error_answer(error, request)
-            forward(answer, deferred)
-
-        def fail(error: TopicsError) -> None:
-            deferred.resolve(error_answer(error, request))
-
-        sliced = _Sliced(self, steps, finish, fail, cause)
-        deferred.on_cancel = sliced.cancel
+        sliced = self._answering(deferred, request, steps, cause)
         try:
             cold = sliced.run(self.tick_ns() + SLICE_NS)
         except StopIteration as end:
@@ -73,12 +60,23 @@ class Slices:
 
     def resolve(self, deferred: Deferred, request: Request, steps: Steps[Answer]) -> None:
         """Resolve `deferred` with the answer of the steps, which run from the next turn on."""
-        sliced = _Sliced(
-            self, steps, lambda answer: forward(answer, deferred),
-            lambda error: deferred.resolve(error_answer(error, request)), Cause.REQUEST,
-        )  # fmt: skip
+        self.enqueue(self._answering(deferred, request, steps, Cause.REQUEST))
+
+    def _answering(self, deferred: Deferred, request: Request, steps: Steps[Answer], cause: Cause) -> _Sliced[Answer]:
+        def finish(answer: Answer) -> None:
+            if isinstance(answer, Response):
+                try:
+                    self._budget.check_answer(body_bytes(answer.body))
+                except TopicsError as error:
+                    answer = error_answer(error, request)
+            forward(answer, deferred)
+
+        def fail(error: TopicsError) -> None:
+            deferred.resolve(error_answer(error, request))
+
+        sliced = _Sliced(self, steps, finish, fail, cause)
         deferred.on_cancel = sliced.cancel
-        self.enqueue(sliced)
+        return sliced
 
     def run(self, steps: Steps[T], finish: Callable[[T], None], fail: Fail, cause: Cause = Cause.REQUEST) -> None:
         """Run the steps, from the next turn on. Call `finish` with their result, or `fail` with their error.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -72,68 +73,59 @@ class Bucket:
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless there is one of this name. Return whether it was written."""
-        try:
-            self._obs.put(self._store, name, data, mode="create", use_multipart=False)
-        except self._exists:
-            return False
-        except Exception as error:
-            raise _failure(self.url, error) from error
-        self._sync(name)
-        return True
+        with self._named():
+            try:
+                self._obs.put(self._store, name, data, mode="create", use_multipart=False)
+            except self._exists:
+                return False
+            self._sync(name)
+            return True
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, in parts if it is large, and replace one of this name."""
-        try:
+        with self._named():
             self._obs.put(self._store, name, data, use_multipart=True)
-        except Exception as error:
-            raise _failure(self.url, error) from error
-        self._sync(name)
+            self._sync(name)
 
     def get(self, name: str) -> bytes | None:
         """Return the bytes of an object; None if there is none."""
-        try:
+        with self._named(), suppress(FileNotFoundError):
             return bytes(self._obs.get(self._store, name).bytes())
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise _failure(self.url, error) from error
+        return None
 
     def get_range(self, name: str, size: int, at: int) -> bytes:
         """Return a part of an object."""
-        try:
+        with self._named():
             return bytes(self._obs.get_range(self._store, name, start=at, length=size))
-        except Exception as error:
-            raise _failure(self.url, error) from error
 
     def ls(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """Return the objects whose names begin with `prefix`, in any order; only those behind `after`, if given."""
-        try:
+        with self._named():
             for page in self._obs.list(self._store, prefix.rstrip("/"), offset=after or None, chunk_size=1000):
                 for one in page:
                     yield Listed(one["path"], one["size"], int(one["last_modified"].timestamp() * 1000))
-        except Exception as error:
-            raise _failure(self.url, error) from error
 
     def delete(self, names: list[str]) -> None:
         """Remove objects. A missing one is no error."""
         for at in range(0, len(names), 1000):
-            try:
+            with self._named(), suppress(FileNotFoundError):
                 self._obs.delete(self._store, names[at : at + 1000])
-            except FileNotFoundError:
-                continue
-            except Exception as error:
-                raise _failure(self.url, error) from error
 
     def _sync(self, name: str) -> None:
         if self._folder is None:
             return
         fs, path = Fs(), os.path.join(self._folder, name)
+        file = fs.open(path)
+        file.sync()
+        file.close()
+        fs.sync_dir(os.path.dirname(path))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Raise the error of a request with the bucket in it, and what an operator does next."""
         try:
-            file = fs.open(path)
-            file.sync()
-            file.close()
-            fs.sync_dir(os.path.dirname(path))
-        except OSError as error:
+            yield
+        except Exception as error:
             raise _failure(self.url, error) from error
 
 

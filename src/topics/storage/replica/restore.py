@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Struct
@@ -56,26 +57,22 @@ def restore(
     datadir.begin()
     try:
         with ThreadPoolExecutor(READERS, thread_name_prefix="topics-restore") as pool:
-            work = _Restore(history, state, datadir, pool, progress)
-            return work.run(restored_ms, seal)
+            return _Restore(history, state, datadir, pool).run(restored_ms, seal, progress)
     finally:
         datadir.close()
 
 
+@dataclass
 class _Restore:
-    def __init__(
-        self, history: History, state: State, datadir: DataDir, pool: ThreadPoolExecutor, progress: Progress
-    ) -> None:
-        self._history = history
-        self._state = state
-        self._dir = datadir
-        self._pool = pool
-        self._progress = progress
-        self._ends: dict[int, int] = {}  # of the log files that are written
-        self._total = sum(ref.size_bytes for ref in state.checkpoint.files)
+    _history: History
+    _state: State
+    _dir: DataDir
+    _pool: ThreadPoolExecutor
+    _ends: dict[int, int] = field(default_factory=dict)  # of the log files that are written
 
-    def run(self, restored_ms: int | None, seal: Callable[[DataDir], int] | None) -> Restored:
+    def run(self, restored_ms: int | None, seal: Callable[[DataDir], int] | None, progress: Progress) -> Restored:
         checkpoint, datadir = self._state.checkpoint, self._dir
+        total = sum(ref.size_bytes for ref in checkpoint.files)
         done = Restored(snapshot=checkpoint.snapshot, clean=checkpoint.clean, files=len(checkpoint.files))
         snapshot_path = posixpath.relpath(datadir.snapshot_path(checkpoint.snapshot), datadir.root)
         snapshot_bytes = b""
@@ -83,7 +80,7 @@ class _Restore:
             datadir.fs.mkdir(folder)
         for ref, data in self._ahead(self._fetch, checkpoint.files):
             done.bytes += ref.size_bytes
-            self._progress(done.bytes, self._total)
+            progress(done.bytes, total)
             snapshot_bytes = data or snapshot_bytes
         self._log(done, checkpoint.since)
         if seal is not None:  # not earlier: what cannot be restored must not end the term of a server that runs
