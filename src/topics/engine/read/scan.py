@@ -13,7 +13,7 @@ from msgspec import Struct
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
 from topics.storage.segments.record_run import Slice
-from topics.storage.segments.segment import Rendered
+from topics.storage.segments.segment import Rendered, Segment
 
 SLICE_BYTES = 384 << 10
 NO_LIMIT = 1 << 62
@@ -58,22 +58,14 @@ class Scan:
 def slices_of(reading: Reading) -> list[Slice]:
     """Return what was read with its columns. Parts that are close together in one segment become one slice."""
     assert reading.spans is not None, "the query asked for spans"
-    found: list[Slice] = []
-    spans: list[tuple[int, int]] = []
-    parts: list[Rendered] = []
-    current = None
+    runs: list[tuple[Segment, list[tuple[int, int]], list[Rendered]]] = []
     for (segment, low, high), part in zip(reading.spans, reading.parts, strict=True):
-        if spans and (segment is not current or low - spans[-1][1] > NEAR):
-            assert current is not None
-            found.append(Slice.of(current.columns, spans, parts))
-            spans, parts = [], []
-        current = segment
+        if not runs or segment is not runs[-1][0] or low - runs[-1][1][-1][1] > NEAR:
+            runs.append((segment, [], []))
+        _, spans, parts = runs[-1]
         if spans and spans[-1][1] == low:
             spans[-1] = (spans[-1][0], high)
         else:
             spans.append((low, high))
         parts.append(part)
-    if spans:
-        assert current is not None
-        found.append(Slice.of(current.columns, spans, parts))
-    return found
+    return [Slice.of(segment.columns, spans, parts) for segment, spans, parts in runs]

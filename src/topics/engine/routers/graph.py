@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,21 +26,19 @@ if TYPE_CHECKING:
 _encode = msgspec.msgpack.encode
 
 
+@dataclass(slots=True, eq=False)
 class Router:
     """One router. It has examined all records of its source up to `cursor`."""
 
-    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "owed", "present", "router_id", "staged_cursor")
-
-    def __init__(self, name: str, *, router_id: int, edge: Edge, config: RouterConfig, cursor: int) -> None:
-        self.name = name
-        self.router_id = router_id
-        self.edge = edge
-        self.config = config
-        self.cursor = cursor
-        self.staged_cursor = 0  # where the cursor will be once all staged steps have landed
-        self.owed = 0  # in a replay: records up to `staged_cursor` that it gave up, and that have no seqs yet
-        self.forwarded_total = 0
-        self.present: Stamps | None = None  # the stamps in the destination, once they are needed
+    name: str
+    router_id: int
+    edge: Edge
+    config: RouterConfig
+    cursor: int
+    staged_cursor: int = 0  # where the cursor will be once all staged steps have landed
+    owed: int = 0  # in a replay: records up to `staged_cursor` that it gave up, and that have no seqs yet
+    forwarded_total: int = 0
+    present: Stamps | None = None  # the stamps in the destination, once they are needed
 
     @property
     def lag(self) -> int:
@@ -51,26 +50,21 @@ class Router:
         return max(self.cursor, self.staged_cursor)
 
 
+@dataclass(slots=True, eq=False)
 class Edge:
     """All routers into one destination, by id, and what they share."""
 
-    __slots__ = (
-        "backoff_ms", "busy", "cyclic", "dest", "floor_ms", "held_until_ms", "last_error", "room_floor", "routers",
-        "source", "starved_ns",
-    )  # fmt: skip
-
-    def __init__(self, source: Topic, dest: Topic) -> None:
-        self.source = source
-        self.dest = dest
-        self.routers: list[Router] = []
-        self.cyclic = False  # whether copies can come back to the source
-        self.floor_ms = 0  # no copy is older than this
-        self.last_error: str | None = None  # why no record is forwarded
-        self.held_until_ms = 0
-        self.backoff_ms = 0
-        self.room_floor = 1  # the floor of the destination at the last `Resume`
-        self.busy = 0  # entries of its own that have not landed yet
-        self.starved_ns = 0  # since when only entries that wait for the log keep it from going on
+    source: Topic
+    dest: Topic
+    routers: list[Router] = field(default_factory=list)
+    cyclic: bool = False  # whether copies can come back to the source
+    floor_ms: int = 0  # no copy is older than this
+    last_error: str | None = None  # why no record is forwarded
+    held_until_ms: int = 0
+    backoff_ms: int = 0
+    room_floor: int = 1  # the floor of the destination at the last `Resume`
+    busy: int = 0  # entries of its own that have not landed yet
+    starved_ns: int = 0  # since when only entries that wait for the log keep it from going on
 
     def next(self, targets: dict[int, int] | None = None) -> tuple[Router, int] | None:
         """Return the router whose turn it is, and how far it may go; None if all are at their targets.
@@ -92,17 +86,15 @@ class Edge:
         return best, upto
 
 
+@dataclass(slots=True, eq=False)
 class Links:
-    __slots__ = ("frozen", "incoming", "low", "outgoing", "table", "topic", "written")
-
-    def __init__(self, table: Table, topic: Topic) -> None:
-        self.table = table
-        self.topic = topic
-        self.outgoing: dict[int, Edge] = {}  # out of the topic, by the destination's id
-        self.incoming: Edge | None = None  # into it
-        self.frozen = 0  # staged entries that pin the routers out of the topic: these must not move
-        self.low = 0  # at most the cursor of the slowest router
-        self.written = False  # whether the log has a direct write since the last snapshot
+    table: Table
+    topic: Topic
+    outgoing: dict[int, Edge] = field(default_factory=dict)  # out of the topic, by the destination's id
+    incoming: Edge | None = None  # into it
+    frozen: int = 0  # staged entries that pin the routers out of the topic: these must not move
+    low: int = 0  # at most the cursor of the slowest router
+    written: bool = False  # whether the log has a direct write since the last snapshot
 
     @property
     def mixes_writes(self) -> bool:
@@ -179,7 +171,7 @@ class Table:
             for one in cycle_through(edge):
                 one.cyclic = True
         assert edge.source is source, "a destination has one source"
-        router = Router(name, router_id=router_id, edge=edge, config=config, cursor=cursor)
+        router = Router(name, router_id, edge, config, cursor)
         self.twins += bool(edge.routers)
         edge.routers.append(router)
         self.by_name[name] = self.by_id[router_id] = router

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import Struct
@@ -20,19 +21,18 @@ class Consumer(Struct, array_like=True, gc=False):
     max_hold_bytes: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class TopicConsumers:
-    __slots__ = ("by_name", "by_number", "delivered", "expiring", "holders", "next_number", "pending", "used_ns")
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, Consumer] = {}
-        self.by_number: dict[int, Consumer] = {}
-        self.next_number = 1
-        self.holders: list[Consumer] = []  # those with `hold`
-        self.expiring = 0  # how many have `expire_ms`
-        # Of the running process only:
-        self.delivered: dict[str, int] = {}  # the last seq that an answer to a consumer had
-        self.used_ns: dict[int, int] = {}  # by number: when one with `expire_ms` was last used, by the monotonic clock
-        self.pending: list[Any] = []  # changes, oldest first: see `consumers.verbs.BatchPart`
+    by_name: dict[str, Consumer] = field(default_factory=dict)
+    by_number: dict[int, Consumer] = field(default_factory=dict)
+    next_number: int = 1
+    holders: list[Consumer] = field(default_factory=list)  # those with `hold`
+    expiring: int = 0  # how many have `expire_ms`
+    # Of the running process only: the last seq that an answer to a consumer had; when one with `expire_ms` was last
+    # used, by its number and the monotonic clock; changes, oldest first (`consumers.verbs.BatchPart`).
+    delivered: dict[str, int] = field(default_factory=dict)
+    used_ns: dict[int, int] = field(default_factory=dict)
+    pending: list[Any] = field(default_factory=list)
 
     def put(self, consumer: Consumer) -> None:
         """Add a consumer, or replace the one of the same number."""

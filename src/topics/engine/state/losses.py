@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 Run = tuple[int, int, str]  # first seq, last seq, reason
 
 MAX_RUNS = 4096
 MAX_TIMES = 1024
+
+_first_of = itemgetter(0)
 
 
 class Losses:
@@ -29,29 +32,18 @@ class Losses:
         self.times: list[tuple[int, int]] = []
 
     def add(self, low: int, high: int, reason: str) -> None:
-        """Add the lost range [low, high]. It lies behind all known runs, or between two of them."""
-        runs, size = self.runs, high - low + 1
-        self.total += size
-        self.counts[reason] = self.counts.get(reason, 0) + size
-        if runs and runs[-1][1] + 1 == low and runs[-1][2] == reason:
-            runs[-1] = (runs[-1][0], high, reason)
-            return
-        if runs and runs[-1][0] > low:
-            self._insert(low, high, reason)
-        else:
-            runs.append((low, high, reason))
-
-    def _insert(self, low: int, high: int, reason: str) -> None:
-        """Insert a run between others and join it with neighbours of the same reason.
+        """Add the lost range [low, high], of which no part is in a run. Join it with neighbours of the same reason.
 
         Else a topic that loses its records one by one in front of a gap would keep a run for each of them.
         """
-        runs = self.runs
-        start = end = bisect_left(runs, low, key=lambda run: run[0])
+        runs, size = self.runs, high - low + 1
+        self.total += size
+        self.counts[reason] = self.counts.get(reason, 0) + size
+        start = end = bisect_left(runs, low, key=_first_of)
         if start and runs[start - 1][1] + 1 == low and runs[start - 1][2] == reason:
             start -= 1
             low = runs[start][0]
-        if runs[end][0] == high + 1 and runs[end][2] == reason:
+        if end < len(runs) and runs[end][0] == high + 1 and runs[end][2] == reason:
             high = runs[end][1]
             end += 1
         runs[start:end] = [(low, high, reason)]
@@ -87,7 +79,7 @@ class Losses:
 
     def last_before(self, ts: int) -> int:
         """Return the last seq that is known to be lost at the front and older than `ts`; 0 if there is none."""
-        at = bisect_left(self.times, ts, key=lambda time: time[0])
+        at = bisect_left(self.times, ts, key=_first_of)
         return self.times[at - 1][1] if at else 0
 
     def by_reason(self) -> dict[str, int]:
@@ -128,5 +120,5 @@ class Losses:
 
     def next_from(self, seq: int) -> int | None:
         """Return the first seq of the first run that begins at or after `seq`."""
-        at = bisect_left(self.runs, seq, key=lambda run: run[0])
+        at = bisect_left(self.runs, seq, key=_first_of)
         return self.runs[at][0] if at < len(self.runs) else None

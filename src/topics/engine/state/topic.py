@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -24,6 +25,7 @@ from topics.engine.state.losses import Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
 
+Encoded = bytes  # a name for the type, because a topic has a field `bytes`
 FIRST_CEILING = 4096  # of a new topic: no entry of the log says so
 UNKNOWN_STEP = 1 << 62  # so large that the first write has `Ceilings.guard` determine the step
 
@@ -38,21 +40,20 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
     at_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class Totals:
     """Sums over all topics. They are updated with every change, so that a quota check is one comparison."""
 
-    __slots__ = ("bytes", "follows", "key_bytes", "lost", "reasons", "records", "removed")
-
-    def __init__(self) -> None:
-        self.records = 0
-        self.removed = 0  # records that were live before: `records + removed` grows by each appended record
-        self.lost: dict[str, int] = {}  # seqs that were lost, by reason
-        self.bytes = 0
-        self.key_bytes = 0  # memory of remembered idempotency keys
-        self.reasons = Reasons()
-        self.follows = False  # whether the topics are those of a standby, which may be behind its readers
+    records: int = 0
+    removed: int = 0  # records that were live before: `records + removed` grows by each appended record
+    lost: dict[str, int] = field(default_factory=dict)  # seqs that were lost, by reason
+    bytes: int = 0
+    key_bytes: int = 0  # memory of remembered idempotency keys
+    reasons: Reasons = field(default_factory=Reasons)
+    follows: bool = False  # whether the topics are those of a standby, which may be behind its readers
 
 
+@dataclass(slots=True, eq=False)
 class Topic:
     """One topic: one epoch of its name.
 
@@ -60,68 +61,71 @@ class Topic:
     past the last involuntary loss below `earliest`; a loss above it is a gap between live records.
     """
 
-    __slots__ = (
-        "archived", "bytes", "captured_in", "ceiling", "ceiling_raised", "ceiling_staged", "ceiling_step", "changing",
-        "config", "consumers", "count", "diff_start", "earliest", "epoch", "evict_floor", "evicted_unarchived",
-        "front_ts", "gone", "head", "key_bytes", "keys", "last_read_ts", "last_ts", "last_write_ts", "leader",
-        "links", "listeners", "losses", "lost_ts", "name", "needs_snapshot", "next_seq", "pending", "queue",
-        "saved_tail", "segments", "staged_bytes", "staged_count", "staged_deletes", "staged_keys", "staged_times",
-        "topic_id", "totals", "trimmed", "waiting", "waits_since_ms", "wire_name",
-    )  # fmt: skip
+    name: str
+    topic_id: int = field(kw_only=True)
+    epoch: int = field(kw_only=True)
+    config: TopicConfig = field(kw_only=True)
+    totals: Totals = field(kw_only=True)
+    segments: list[Segment] = field(default_factory=list)  # in seq order; the last one is open
+    head: int = 0  # highest published seq
+    next_seq: int = 1  # the first seq of the next write: above head + 1 while writes wait for the log
+    earliest: int = 1
+    evict_floor: int = 1
+    losses: Losses = field(default_factory=Losses)
+    lost_ts: int = 0  # commit time of the last record lost at the front
+    count: int = 0
+    bytes: int = 0
+    last_ts: int = 0
+    front_ts: int = 0  # at most the commit time of the first live record
+    # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
+    ceiling: int = FIRST_CEILING
+    ceiling_staged: int = FIRST_CEILING
+    ceiling_step: int = UNKNOWN_STEP
+    ceiling_raised: tuple[int, int] | None = None  # with a replica: when it was raised, and for which seq
+    last_write_ts: int | None = None
+    last_read_ts: int | None = None
+    keys: OrderedDict[str, Remembered] = field(default_factory=OrderedDict)  # oldest first; see `idempotency`
+    key_bytes: int = 0
+    staged_keys: dict[Any, Any] = field(default_factory=dict)  # `append.Name` → the pending ticket
+    leader: Any = None  # the ticket of this turn that a plain append may follow
+    staged_count: int = 0
+    staged_bytes: int = 0
+    # `StagedDelete`s and moves out that wait for the log, in its order
+    staged_deletes: list[Any] = field(default_factory=list)
+    # Of deletes, moves and changes that wait: see `retention.cutoff_ms`.
+    staged_times: list[int] = field(default_factory=list)
+    pending: int = 0  # entries that wait for the log
+    waiting: int = 0  # of these, the entries that take effect only once synced
+    changing: bool = False  # whether one of these changes the topic itself
+    # Called after every turn in which it grew or ended.
+    listeners: dict[int, Callable[[Topic], None]] = field(default_factory=dict)
+    evicted_unarchived: int = 0  # records that a cap evicted before they were archived, against `archive.hold`
+    waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
+    # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
+    needs_snapshot: int = 0
+    captured_in: int = 0  # number of the last snapshot that was taken of the topic
+    saved_tail: Any = None  # the tail in the last snapshot that was written, see `snapshot_parts.SavedTail`
+    gone: bool = False  # whether the topic was dropped
+    links: Any = None  # the routers around the topic: `routers.graph.Links`, None without routers
+    queue: Leases | None = None
+    consumers: TopicConsumers | None = None  # None until one is stored; only `consumer_log` changes them
+    wire_name: Encoded = b""  # the charset needs no escaping in JSON
+    diff_start: Encoded = b""  # of every answer to a diff
+    archived: int = 0  # an archive reported to have everything up to this seq
+    trimmed: int = 0  # that archive has deleted the records up to this seq, or is about to
 
-    def __init__(self, name: str, *, topic_id: int, epoch: int, config: TopicConfig, totals: Totals) -> None:
-        self.name = name
-        self.wire_name = name.encode()  # the charset needs no escaping in JSON
-        self.topic_id = topic_id
-        self.begin_epoch(epoch)
-        self.config = config
-        self.totals = totals
-        self.segments: list[Segment] = []  # in seq order; the last one is open
-        self.head = 0  # highest published seq
-        self.next_seq = 1  # the first seq of the next write: above head + 1 while writes wait for the log
-        self.earliest = 1
-        self.evict_floor = 1
-        self.losses = Losses(counts=totals.lost)
-        self.lost_ts = 0  # commit time of the last record lost at the front
-        self.count = 0
-        self.bytes = 0
-        self.last_ts = 0
-        self.front_ts = 0  # at most the commit time of the first live record
-        # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
-        self.ceiling = self.ceiling_staged = FIRST_CEILING
-        self.ceiling_step = UNKNOWN_STEP
-        self.ceiling_raised: tuple[int, int] | None = None  # with a replica: when it was raised, and for which seq
-        self.last_write_ts: int | None = None
-        self.last_read_ts: int | None = None
-        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it
-        self.key_bytes = 0
-        self.staged_keys: dict[Any, Any] = {}  # `append.Name` → the pending ticket
-        self.leader: Any = None  # the ticket of this turn that a plain append may follow
-        self.staged_count = 0
-        self.staged_bytes = 0
-        self.staged_deletes: list[Any] = []  # `StagedDelete`s and moves out that wait for the log, in its order
-        self.staged_times: list[int] = []  # of deletes, moves and changes that wait: see `retention.cutoff_ms`
-        self.pending = 0  # entries that wait for the log
-        self.waiting = 0  # of these, the entries that take effect only once synced
-        self.changing = False  # whether one of these changes the topic itself
-        self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew or ended
-        self.evicted_unarchived = 0  # records that a cap evicted before they were archived, against `archive.hold`
-        self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
-        # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
-        self.needs_snapshot = 0
-        self.captured_in = 0  # number of the last snapshot that was taken of the topic
-        self.saved_tail: Any = None  # the tail in the last snapshot that was written, see `snapshot_parts.SavedTail`
-        self.gone = False  # whether the topic was dropped
-        self.links: Any = None  # the routers around the topic: `routers.graph.Links`, None without routers
-        self.queue = Leases(self) if config.type == "queue" else None
-        self.consumers: TopicConsumers | None = None  # None until one is stored; only `consumer_log` changes them
+    def __post_init__(self) -> None:
+        self.wire_name = self.name.encode()
+        self.begin_epoch(self.epoch)
+        self.losses.counts = self.totals.lost
+        if self.config.type == "queue":
+            self.queue = Leases(self)
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin another history: of a new topic, or of one that was restored from a backup."""
         self.epoch = epoch
-        self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()  # of every answer to a diff
-        self.archived = 0  # an archive reported to have everything up to this seq
-        self.trimmed = 0  # that archive has deleted the records up to this seq, or is about to
+        self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()
+        self.archived = self.trimmed = 0
 
     @property
     def open(self) -> MemorySegment:
