@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from topics.model.conditions import OPERATORS, Condition, Junction, Tests, number
-from topics.model.filters import tests_of
+from topics.model.filters import OPERATORS, Condition, Junction, Tests, number, tests_of
 from topics.model.nesting import decode_again
 
 EXPONENT = b"1e"  # stands for a digit with the `e` of an exponent behind it
