@@ -234,8 +234,12 @@ def test_server_offers_the_tools_over_http_with_the_rights_of_the_key(start_serv
     async def run() -> None:
         async with over_http(server, "agent-key") as client:
             offered = {tool.name for tool in (await client.list_tools()).tools}
-            assert offered == {row.name for row in TOOLS if not row.destroys and row.name != "query_sql"}
+            assert offered == {row.name for row in TOOLS if not row.destroys}
             assert [row["topic"] for row in (await use(client, "list_topics"))["rows"]] == ["public.news"]
+            sql = 'select data as d from "public.news"'
+            assert [row["d"] for row in (await use(client, "query_sql", query=sql))["rows"]] == ["1"]
+            for query in ('select * from "secret.plans"', "select * from read_text('/etc/hostname')"):
+                assert "rows" not in await refused(client, "query_sql", query=query)
             waiting = asyncio.create_task(use(client, "wait_for_records", topic="public.news", from_seq=1))
             await use(client, "append_record", topic="public.news", data={"from": "the agent"})
             assert (await waiting)["records"][0]["data"] == {"from": "the agent"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from topics.cli import connect as targets
 from topics.cli.options import add_parser, option
@@ -39,10 +38,6 @@ def execute(args: argparse.Namespace) -> int:
     except ImportError as error:  # also of an older version of the SDK
         raise Failure(f"topics mcp needs more packages: {error}", next_step=install_command("mcp")) from None
     topics = AsyncTopics(target.url, token=target.token, retry_for_s=20)
-    sql: list[str] = []
-    if is_installed("duckdb") and (target.token is None or target.token_file is not None):
-        # Spark takes many seconds to start, and lets a statement read files.
-        sql = [sys.executable, "-m", "topics", "sql", "--duckdb", "--no-files", "--json", "--url", target.url]
-        sql += ["--token-file", target.token_file] if target.token_file else []
+    sql = (lambda: (target.url, target.token)) if is_installed("duckdb") else None
     build(Tools(lambda: topics, sql=sql), destructive=args.destructive).run("stdio")
     return EXIT_DONE

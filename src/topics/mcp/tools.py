@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from itertools import count
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -29,7 +33,8 @@ MAX_RECORDS = 200  # of one answer
 MAX_ANSWER_BYTES = 60_000  # a model reads about 15,000 tokens of it
 MAX_VALUE_CHARS = 10_000  # of one record in an answer that is too long
 MAX_WAIT_S = 50  # clients of agents give up after a minute
-SQL_S = 120
+SQL_S = 50
+MAX_QUERIES = 2  # at a time
 NODE = "agent"
 
 Topic = Annotated[str, Field(description="name of the topic")]
@@ -73,11 +78,14 @@ TOOLS = (
 
 
 class Tools:
-    """The tools. `client` returns the client of a call; `sql` is the command for queries, if there is one."""
+    """The tools. `client` returns the client of a call, and `sql` the address and the key for a query, if it may."""
 
-    def __init__(self, client: Callable[[], AsyncTopics], *, sql: Sequence[str] = ()) -> None:
+    def __init__(
+        self, client: Callable[[], AsyncTopics], *, sql: Callable[[], tuple[str, str | None]] | None = None
+    ) -> None:
         self._client = client
         self._sql = sql
+        self._queries = asyncio.Semaphore(MAX_QUERIES)
 
     @property
     def topics(self) -> AsyncTopics:
@@ -85,7 +93,7 @@ class Tools:
 
     def rows(self, *, destructive: bool) -> list[Row]:
         """Return the tools that can be offered."""
-        return [row for row in TOOLS if (destructive or not row.destroys) and (self._sql or row.name != "query_sql")]
+        return [row for row in TOOLS if (destructive or not row.destroys) and (row.name != "query_sql" or self._sql)]
 
     # --- read
 
@@ -128,17 +136,34 @@ class Tools:
 
     async def query_sql(self, query: Query, limit: Limit = 50) -> str:
         """Query topics with SQL, such as: select data.sku, count(*) from orders group by 1."""
-        process = await asyncio.create_subprocess_exec(
-            *self._sql, "--limit", str(limit), "--", query,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            out, err = await asyncio.wait_for(process.communicate(), SQL_S)
-        except TimeoutError:
-            raise ValueError(f"the query took longer than {SQL_S} s: ask for less") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
+        assert self._sql is not None
+        url, token = self._sql()
+        # Spark takes many seconds to start, and lets a statement read files. `nice`, because the server runs here, too.
+        words = [
+            *(["nice"] if shutil.which("nice") else []),
+            sys.executable,
+            "-m",
+            "topics",
+            "sql",
+            "--duckdb",
+            "--no-files",
+            "--json",
+            "--url",
+            url,
+        ]
+        async with self._queries:
+            with _key_option(token) as key:
+                process = await asyncio.create_subprocess_exec(
+                    *words, *key, "--limit", str(limit), "--", query,
+                    stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                )  # fmt: skip
+                try:
+                    out, err = await asyncio.wait_for(process.communicate(), SQL_S)
+                except TimeoutError:
+                    raise ValueError(f"the query took longer than {SQL_S} s: ask for less") from None
+                finally:
+                    if process.returncode is None:
+                        process.kill()
         if process.returncode:
             raise ValueError(err.decode("utf-8", "replace")[-2000:])
         return bounded({"rows": json.loads(out), "to_continue": "narrow the query with where, or raise limit"})
@@ -205,6 +230,18 @@ class Tools:
     async def delete_schedule(self, name: str) -> str:
         """Delete a schedule. Records that it has appended stay."""
         return bounded({"deleted": await self.topics.drop_schedule(name)})
+
+
+@contextmanager
+def _key_option(token: str | None) -> Iterator[tuple[str, ...]]:
+    """Return the option that names a file with the key, which only this user can read."""
+    if token is None:
+        yield ()
+        return
+    with NamedTemporaryFile("w", prefix="topics-", encoding="latin-1") as file:
+        file.write(token)
+        file.flush()
+        yield ("--token-file", file.name)
 
 
 def _match(tag: str) -> Match | None:
