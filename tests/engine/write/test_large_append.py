@@ -12,7 +12,7 @@ from topics.engine.steps import run_all
 from topics.engine.write.append import LARGE_TRIES
 from topics.engine.write.apply import ALONE_BYTES
 from topics.engine.write.commit import Halted, Ticket
-from topics.engine.write.large_render import PIECE_BYTES
+from topics.engine.write.render import PIECE_BYTES
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, PlainRecord, PlainWriteRequest, WriteRequest
 from topics.model.topic import ConfigPatch

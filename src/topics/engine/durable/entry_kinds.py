@@ -18,8 +18,8 @@ from topics.engine.queue import dead_letters, lease_log
 from topics.engine.queue.dead_letters import Moved
 from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.routers import replay as routers
-from topics.engine.schedules import schedule_log
-from topics.engine.schedules.schedule_log import ScheduleChanged, Ticked
+from topics.engine.schedules import verbs as schedules
+from topics.engine.schedules.verbs import ScheduleChanged, Ticked
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.engine.write.archived import Archived
@@ -64,8 +64,8 @@ KINDS = (
     Kind(Archived, lambda _, topic, entry: archived.archived(topic, entry), own),
     Kind(Consumed, consumer_log.replay_consumed, own),
     Kind(AccessChanged, access.change, lambda entry: ()),
-    Kind(ScheduleChanged, schedule_log.change, lambda entry: ()),
-    Kind(Ticked, schedule_log.replay_ticked, Ticked.topic_ids),
+    Kind(ScheduleChanged, schedules.change, lambda entry: ()),
+    Kind(Ticked, schedules.replay_ticked, Ticked.topic_ids),
     Kind(ConsumersChanged, consumer_log.change_consumers, ConsumersChanged.topic_ids),
 )
 _BY_ENTRY = {kind.entry: kind for kind in KINDS}

@@ -19,11 +19,11 @@ from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.read.read import Query, expire_and_read
 from topics.engine.state.jobs.job import Job
-from topics.engine.state.staged_deletes import StagedDelete, taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.state.topics import State
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
+from topics.engine.write.delete import StagedDelete, taking
 from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES

@@ -21,8 +21,8 @@ from operator import add
 
 from topics.engine.state.jobs.job import Job
 from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic
+from topics.engine.write.delete import taking
 from topics.model import record_bytes
 from topics.model.queue import JobState, Reason
 from topics.model.record_bytes import encode_json

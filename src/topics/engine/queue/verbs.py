@@ -23,10 +23,10 @@ from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.state.jobs.buckets import QUEUE
 from topics.engine.state.jobs.job import NOTHING, Holder, Job, Notes
 from topics.engine.state.jobs.leases import Leases
-from topics.engine.state.staged_deletes import taking
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
+from topics.engine.write.delete import taking
 from topics.engine.write.staging import Staging
 from topics.errors import TopicsError
 from topics.model.queue import JobState, Progress, Why, not_a_queue

@@ -14,8 +14,7 @@ from topics.engine.consumers.verbs import ConsumerBatch
 from topics.engine.delays import STARVED_NS
 from topics.engine.routers import replay
 from topics.engine.routers.copy import Copier, count_lost, mark, next_part, room, storable
-from topics.engine.routers.due_edges import DueEdges
-from topics.engine.routers.graph import Edge, Links, Router, Table, out_of, upstream
+from topics.engine.routers.graph import DueEdges, Edge, Links, Router, Table, out_of, upstream
 from topics.engine.routers.source_records import Gathered, gather
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
-from topics.engine.routers.due_edges import DueEdges
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import Edge, Router, copies_of_one, into, table_of, upstream
+from topics.engine.routers.graph import DueEdges, Edge, Router, copies_of_one, into, table_of, upstream
 from topics.engine.routers.source_records import Preview, preview
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic

@@ -3,6 +3,9 @@
 A schedule waits in a heap for its next tick, or one thing of it is pending: a tick, or a change. The end of that puts
 it back. A tick that fails is tried again after a while, as if the server had been down in between: `catch_up` says
 which ticks are left by then.
+
+A tick is one entry: the record, and the position of its schedule. So the log has both or neither, and a start knows
+which ticks are done with, whatever the topic remembers of idempotency keys.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import islice
+from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, structs
 from xxhash import xxh64_intdigest
 
 from topics import logs
-from topics.engine.schedules import schedule_log, times
-from topics.engine.schedules.schedule_log import ScheduleChanged, Ticked
+from topics.engine.schedules import times
 from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply
 from topics.engine.write.append import Appended, check_terms
 from topics.engine.write.commit import Halted, Ticket
 from topics.engine.write.render import checked_meta, render
@@ -53,6 +58,50 @@ PREVIEWED = 10
 Load = Callable[[Cold, Callable[[], None], Callable[[BaseException], None]], object]
 
 _decode_record = msgspec.json.Decoder(NewRecord).decode
+
+
+@entries.known
+class ScheduleChanged(Struct, array_like=True):
+    """A schedule is created or changed, or deleted if `schedule` is None."""
+
+    kind: ClassVar[int] = 48
+    topic_id: int  # that it had last
+    name: str
+    schedule: Schedule | None
+
+
+@entries.known
+class Ticked(Struct, array_like=True):
+    """A schedule is done with all ticks up to `position`. `append` is None if the topic keeps nothing on disk."""
+
+    kind: ClassVar[int] = 49
+    topic_id: int
+    name: str
+    position: int  # 0 for a run that a client asked for
+    last_ms: int = 0  # the tick that appends a record; 0 if none does
+    append: entries.Append | None = None
+
+    def topic_ids(self) -> tuple[int, ...]:
+        return () if self.append is None else (self.append.topic_id,)
+
+
+def change(state: State, entry: ScheduleChanged) -> None:
+    state.schedules.put(entry.name, entry.schedule)
+
+
+def move(state: State, entry: Ticked, seq: int) -> None:
+    """Move the schedule. `seq` is that of the record, if there is one."""
+    if (one := state.schedules.by_name.get(entry.name)) is not None:
+        last = {"topic_id": entry.topic_id, "last_ms": entry.last_ms, "last_seq": seq} if entry.last_ms else {}
+        moved = structs.replace(one, position=max(one.position, entry.position), **last)
+        state.schedules.put(entry.name, moved)
+
+
+def replay_ticked(state: State, entry: Ticked) -> None:
+    made = entry.append
+    move(state, entry, 0 if made is None else made.first)
+    if made is not None and (topic := state.by_id.get(made.topic_id)) is not None:
+        apply.replay_append(state, topic, made)
 
 
 class Standing(Struct):
@@ -188,7 +237,7 @@ class Schedules:
                 self._plan(one)
 
         def take_effect(_: Ticket) -> object:
-            schedule_log.change(self._state, entry)
+            change(self._state, entry)
             end()
             return result
 
@@ -274,7 +323,7 @@ class Schedules:
             entry.append = None if topic.config.durability == "ephemeral" else made
 
         def take_effect(_: Ticket) -> Appended | None:
-            schedule_log.move(self._state, entry, 0 if made is None else made.first)
+            move(self._state, entry, 0 if made is None else made.first)
             if topic is not None and made is not None:
                 staging.land(topic, made)
             if ticks:

@@ -9,7 +9,7 @@ import msgspec
 
 from topics.engine.state import idempotency
 from topics.engine.state.losses import Losses
-from topics.engine.state.named_rows import NamedRows
+from topics.engine.state.name_index import NamedRows
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
@@ -86,7 +86,7 @@ class Part(NamedTuple):
 _NO_EXTRA: dict[str, msgspec.Raw] = {}
 
 TOPIC_PARTS: list[Part] = []
-# In `Snapshot.extra`: all of them, see `routers.graph` and `named_rows`.
+# In `Snapshot.extra`: all of them, see `routers.graph` and `NamedRows`.
 ROUTERS, SCHEDULES, ACCESS = "routers", "schedules", "access"
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from topics.engine.state.name_index import NameIndex
-from topics.engine.state.named_rows import NamedRows
+from topics.engine.state.name_index import NamedRows, NameIndex
 from topics.engine.state.topic import Topic, Totals
 from topics.model.access import Revocation, StoredKey
 from topics.model.names import AUDIT

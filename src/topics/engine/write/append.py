@@ -12,8 +12,7 @@ from topics.engine.state.topic import Remembered, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
-from topics.engine.write.large_render import LargeBlob, lay_out
-from topics.engine.write.render import joined, render
+from topics.engine.write.render import LargeBlob, joined, lay_out, render
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.errors import Code, TopicsError, invalid, topic_not_found

@@ -24,7 +24,7 @@ from topics import logs
 from topics.engine.delays import PRESSED_COMMIT_MS
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
-from topics.engine.write.large_render import LargeBlob
+from topics.engine.write.render import LargeBlob
 from topics.errors import Code, TopicsError
 from topics.model.records import WriteRequest
 from topics.server.http.messages import Answer, Request, Response

@@ -94,7 +94,7 @@ class Append(Struct, gc=False):
     first: int
     ts: int
     sizes: Sequence[int]
-    blob: bytes  # or a view of a large one, see `engine.write.large_render`; decoders know bytes alone
+    blob: bytes  # or a view of a large one, see `engine.write.render`; decoders know bytes alone
     tags: Sequence[str | None] | None = None
     nodes: Sequence[str | None] | str | None = None
     metas: Sequence[int] | None = None

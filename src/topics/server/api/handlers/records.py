@@ -9,11 +9,11 @@ from msgspec import UNSET
 from topics.engine.read.read import Query
 from topics.engine.read.scan import Scan
 from topics.engine.steps import Steps, once_loaded
-from topics.engine.write import large_render
 from topics.engine.write.append import Appended
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
-from topics.engine.write.large_render import LargeBlob
+from topics.engine.write.render import LARGE_BYTES as RENDERED_IN_STEPS
+from topics.engine.write.render import LargeBlob
 from topics.errors import invalid
 from topics.model.filters import parse_filter
 from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
@@ -60,7 +60,7 @@ def _append_large(services: Services, call: Call) -> Steps[Answer]:
     blob = None
     try:
         yield from engine.appends.check_schema(call.params["topic"], write)
-        if body_bytes > large_render.LARGE_BYTES:
+        if body_bytes > RENDERED_IN_STEPS:
             blob = yield from engine.render_large(call.params["topic"], write)
         return with_warnings(call, (yield from once_loaded(lambda: append(services, call, blob))))
     finally:

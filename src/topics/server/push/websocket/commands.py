@@ -13,7 +13,7 @@ from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.commit import Ticket
-from topics.engine.write.large_render import LARGE_BYTES, LargeBlob
+from topics.engine.write.render import LARGE_BYTES, LargeBlob
 from topics.errors import TopicsError, invalid
 from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
