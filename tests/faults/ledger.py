@@ -441,7 +441,7 @@ class Client:
         engine, wanted = self.server.engine, request(*payloads, tag=tag, key=key, **config)
 
         def stage() -> Ticket:
-            blob = run_all(engine.render_large(name, wanted)) if in_steps else None
+            blob = run_all(engine.prepare_append(name, wanted)) if in_steps else None
             return engine.append(name, wanted, blob)
 
         self._follow(write, stage, answered, flush)

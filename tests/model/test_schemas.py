@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.simulated.harness import SimServer, request
+from topics.engine.steps import run_all
 from topics.engine.write.append import STEP_RECORDS
 from topics.errors import Code, TopicsError
 from topics.model import schemas
@@ -84,13 +85,13 @@ def test_large_write_is_checked_in_steps_and_once(mode: str, monkeypatch: pytest
     server = SimServer.start()
     server.put("t", schema={"type": "integer"}, schema_mode=mode)
     appends, write = server.engine.appends, request(*(str(n) for n in range(2 * STEP_RECORDS)), '"x"')
-    steps = appends.check_schema("t", write)
+    steps = appends.prepare("t", write, renders=False)
     if mode == "reject":
         with pytest.raises(TopicsError, match="does not match"):
             list(steps)
         return
-    assert len(list(steps)) == 2
+    assert [next(steps), next(steps)] == [None, None]
+    prepared = run_all(steps)
     monkeypatch.setattr(schemas, "violation", None)
-    server.done(server.engine.append("t", write))
-    appends.end_check(write)
+    server.done(server.engine.append("t", write, prepared))
     assert f"records[{2 * STEP_RECORDS}].data does not match" in appends.take_warning()

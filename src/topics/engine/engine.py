@@ -76,7 +76,7 @@ class Engine:
         self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         self.appends = appends = Appends(staging)
-        self.append, self.render_large = appends.append, appends.render_large
+        self.append, self.prepare_append = appends.append, appends.prepare
         self.delete_records = partial(delete.delete_records, staging)
         self.delete_seqs = partial(delete.delete_seqs, staging)
         self.report_archived = partial(archived.report, staging)

@@ -24,7 +24,7 @@ SEGMENTS = SegmentLimits(max_events=1000, max_bytes=64 * MIB)
 
 
 def append_large(engine: Engine, name: str, request: WriteRequest) -> Ticket:
-    return engine.append(name, request, run_all(engine.render_large(name, request)))
+    return engine.append(name, request, run_all(engine.prepare_append(name, request)))
 
 
 def numbered(count: int) -> list[NewRecord]:
@@ -60,7 +60,7 @@ def test_large_append_stores_what_any_append_stores(request_):
 def test_large_append_gives_the_turn_back_after_each_piece():
     bench = Bench(a=DISK, b=DISK)
     request = write(*[record('"' + "x" * 1000 + '"') for _ in range(4000)])
-    steps = bench.engine.render_large("a", request)
+    steps = bench.engine.prepare_append("a", request)
     answered = 0
     try:
         while True:
@@ -82,7 +82,7 @@ def test_writes_of_the_same_topic_between_steps_move_the_seqs():
         bench.engine.append("a", write())
     bench.turn()
     request = write(*numbered(5), node="n")
-    steps = bench.engine.render_large("a", request)
+    steps = bench.engine.prepare_append("a", request)
     next(steps)
     bench.clock.advance(ms=7)
     bench.engine.append("a", write())
@@ -104,7 +104,7 @@ def test_seqs_that_pass_a_power_of_ten(before, between):
         bench.engine.append("a", write())
     bench.turn()
     request = write(*numbered(5))
-    blob = run_all(bench.engine.render_large("a", request))
+    blob = run_all(bench.engine.prepare_append("a", request))
     for _ in range(between):
         bench.engine.append("a", write())
     bench.engine.append("a", request, blob)
@@ -127,7 +127,7 @@ def test_write_is_rendered_at_once_after_three_attempts():
     bench.turn()
     request = write(*numbered(40))  # passes seq 10, each time at another record
     attempts, under_way, blob = 0, 0, "none yet"
-    steps = bench.engine.render_large("a", request)
+    steps = bench.engine.prepare_append("a", request)
     while blob == "none yet":
         try:
             next(steps)
@@ -140,12 +140,12 @@ def test_write_is_rendered_at_once_after_three_attempts():
             bench.turn()
     ticket = bench.engine.append("a", request, blob)
     bench.turn()
-    assert (blob, attempts, ticket.value().first) == (None, LARGE_TRIES, 5 + LARGE_TRIES)
+    assert (blob.blob, attempts, ticket.value().first) == (None, LARGE_TRIES, 5 + LARGE_TRIES)
 
 
 def test_rendering_counts_as_bytes_under_way_until_it_ends():
     engine = open_engine()
-    steps = engine.render_large("a", write(record('"' + "x" * (3 * PIECE_BYTES) + '"')))
+    steps = engine.prepare_append("a", write(record('"' + "x" * (3 * PIECE_BYTES) + '"')))
     while not engine.commits.pending_bytes:
         next(steps)
     assert engine.commits.pending_bytes > 3 * PIECE_BYTES
@@ -168,7 +168,7 @@ def test_invalid_records_are_refused(records, message):
     request = write()
     request.records = records
     with pytest.raises(TopicsError) as caught:
-        run_all(engine.render_large("a", request))
+        run_all(engine.prepare_append("a", request))
     assert message in caught.value.message
     assert engine.commits.pending_bytes == 0
 

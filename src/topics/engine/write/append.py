@@ -41,31 +41,48 @@ class Appended(Struct, gc=False):
     deduped: bool = False
 
 
+class Prepared(Struct):
+    """A large write before it is staged: the schema that it was checked against, why it does not match, its records."""
+
+    schema: dict[str, Any] | None = None
+    error: TopicsError | None = None
+    blob: LargeBlob | None = None
+
+
 class Appends:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.warning: str | None = None  # of the last append, for a topic that only warns; its caller takes it
-        # By identity, see `check_schema`: the request, the schema, and why the request does not match it.
-        self._checked: dict[int, tuple[WriteRequest, dict[str, Any], TopicsError | None]] = {}
         # Without a detour through `staging`: `append` is the hottest path.
         self._state = staging.state
         self._commits = staging.commits
         self._clock = staging.clock
         self._limits = staging.limits
 
-    def render_large(self, name: str, request: WriteRequest) -> Steps[LargeBlob | None]:
-        """Render a large write for `append`, which has to follow in the same step.
+    def prepare(self, name: str, request: WriteRequest, *, renders: bool = True) -> Steps[Prepared]:
+        """Check a large write in steps, and render it if it `renders`. `append` has to follow in the same step.
 
-        Return None if other writes moved the topic past a power of ten each time: the write is then rendered at once.
+        That renders the write itself if others moved the topic past a power of ten each time, and checks it again only
+        if the schema has changed since.
         """
-        commits, limits = self._commits, self._limits
+        commits, limits, prepared = self._commits, self._limits, Prepared()
+        topic = self._staging.topics.get(name)
+        if topic is not None and topic.config.schema is not None and topic.config.schema_mode != "off":
+            prepared.schema = topic.config.schema
+            for low in range(0, len(request.records), STEP_RECORDS):
+                prepared.error = schemas.violation(prepared.schema, request.records, low, low + STEP_RECORDS)
+                if prepared.error is not None:
+                    break
+                yield None
+            if prepared.error is not None and topic.config.schema_mode == "reject":
+                raise prepared.error  # before anything is rendered
 
         def first_and_ts() -> tuple[int, int]:
             """Return the first seq and the commit time that the write would have now."""
             topic, now = self._staging.topics.get(name), commits.turn_ms or self._clock.now_ms()
             return (1, now) if topic is None else (topic.next_seq, max(topic.last_ts, now))
 
-        for _ in range(LARGE_TRIES):
+        for _ in range(LARGE_TRIES if renders else 0):
             blob = yield from lay_out(request, *first_and_ts(), limits)
             held_bytes = len(blob.blob)
             commits.pending_bytes += held_bytes  # the memory budget counts it
@@ -75,50 +92,29 @@ class Appends:
             finally:
                 commits.pending_bytes -= held_bytes
             if blob.fits(*first_and_ts()):
-                return blob
-        return None
-
-    def check_schema(self, name: str, request: WriteRequest) -> Steps[None]:
-        """Check a large write in steps, before `append`, which repeats that only if the schema has changed since.
-
-        The caller calls `end_check` after the append.
-        """
-        topic = self._staging.topics.get(name)
-        if topic is None or (schema := topic.config.schema) is None or topic.config.schema_mode == "off":
-            return
-        error: TopicsError | None = None
-        for low in range(0, len(request.records), STEP_RECORDS):
-            error = schemas.violation(schema, request.records, low, low + STEP_RECORDS)
-            if error is not None:
+                prepared.blob = blob
                 break
-            yield None
-        if error is not None and topic.config.schema_mode == "reject":
-            raise error  # before anything is rendered
-        self._checked[id(request)] = request, schema, error
-
-    def end_check(self, request: WriteRequest) -> None:
-        self._checked.pop(id(request), None)
+        return prepared
 
     def take_warning(self) -> str:
         found, self.warning = self.warning, None
         return found or ""
 
-    def _check(self, config: TopicConfig, request: WriteRequest) -> str | None:
+    def _check(self, config: TopicConfig, request: WriteRequest, prepared: Prepared | None) -> str | None:
         """Raise `schema_violation`, or return a warning, if a record does not match the schema of its topic."""
         schema = config.schema
         if schema is None or config.schema_mode == "off":
             return None
-        known = self._checked.get(id(request)) if self._checked else None
-        is_known = known is not None and known[1] is schema
-        error = known[2] if known is not None and is_known else schemas.violation(schema, request.records)
+        is_known = prepared is not None and prepared.schema is schema
+        error = prepared.error if prepared and is_known else schemas.violation(schema, request.records)
         if error is not None and config.schema_mode == "reject":
             raise error
         return None if error is None else error.message
 
-    def append(self, name: str, request: WriteRequest, blob: LargeBlob | None = None) -> Ticket:
+    def append(self, name: str, request: WriteRequest, prepared: Prepared | None = None) -> Ticket:
         """Stage a write, and the creation of its topic if need be. Ends with `Appended`.
 
-        `blob` is the result of `render_large` for the same write.
+        `prepared` is the result of `prepare` for the same write.
         """
         staging = self._staging
         topic = staging.topics.get(name)
@@ -143,13 +139,13 @@ class Appends:
                 staging.admit_key(idempotency.size_bytes(unique.key))
                 names.append((unique.key,))
         if topic is None:
-            return self._append_creating(name, request, now, blob)
-        warning = None if topic.config.schema is None else self._check(topic.config, request)
+            return self._append_creating(name, request, now, prepared)
+        warning = None if topic.config.schema is None else self._check(topic.config, request, prepared)
         ts = topic.last_ts
         if now > ts:
             ts = now
         first = topic.next_seq
-        limits = self._limits
+        limits, blob = self._limits, None if prepared is None else prepared.blob
         if blob is None:
             entry = render(request, topic.topic_id, first, ts, limits)
         else:
@@ -199,15 +195,15 @@ class Appends:
             return blob.entry(topic_id, first, ts)
         return render(blob.request, topic_id, first, ts, self._limits)
 
-    def _append_creating(self, name: str, request: WriteRequest, now: int, blob: LargeBlob | None) -> Ticket:
-        staging = self._staging
+    def _append_creating(self, name: str, request: WriteRequest, now: int, prepared: Prepared | None) -> Ticket:
+        staging, blob = self._staging, None if prepared is None else prepared.blob
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
         if not self._limits.may_create(name):
             what = f'topic "{name}" does not exist, and TOPICS_AUTO_CREATE lets no write create it'
             raise TopicsError(Code.TOPIC_NOT_FOUND, what, detail={"topic": name, "reason": "auto_create"})
-        warning = None if config.schema is None else self._check(config, request)
+        warning = None if config.schema is None else self._check(config, request, prepared)
         entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
         check_terms(config, request, entry)
         staging.check_room(config, None, entry, now)

@@ -23,8 +23,8 @@ from enum import IntEnum
 from topics import logs
 from topics.engine.delays import PRESSED_COMMIT_MS
 from topics.engine.state.topic import Topic
+from topics.engine.write.append import Prepared
 from topics.engine.write.commit import Ticket
-from topics.engine.write.render import LargeBlob
 from topics.errors import Code, TopicsError
 from topics.model.records import WriteRequest
 from topics.server.http.messages import Answer, Request, Response
@@ -154,12 +154,12 @@ class Throttle:
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
     def append(
-        self, name: str, write: WriteRequest, request: Request, encode: Encode, blob: LargeBlob | None
+        self, name: str, write: WriteRequest, request: Request, encode: Encode, prepared: Prepared | None
     ) -> Answer:
         """Append while the server is under pressure. Raise if the topic has too low a priority for that."""
         if not write.disable_backpressure:
             self.check(name)
-        ticket = self._runtime.engine.append(name, write, blob)
+        ticket = self._runtime.engine.append(name, write, prepared)
         staged_ns = time.perf_counter_ns()
 
         def finish(ticket: Ticket, request: Request) -> Response:

@@ -9,11 +9,10 @@ from msgspec import UNSET
 from topics.engine.read.read import Query
 from topics.engine.read.scan import Scan
 from topics.engine.steps import Steps, once_loaded
-from topics.engine.write.append import Appended
+from topics.engine.write.append import Appended, Prepared
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
 from topics.engine.write.render import LARGE_BYTES as RENDERED_IN_STEPS
-from topics.engine.write.render import LargeBlob
 from topics.errors import invalid
 from topics.model.filters import parse_filter
 from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
@@ -32,7 +31,7 @@ _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 
 
-def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Answer:
+def append(services: Services, call: Call, prepared: Prepared | None = None) -> Answer:
     request = call.request
     write: WriteRequest | None = call.wanted
     if write is None:
@@ -45,9 +44,9 @@ def append(services: Services, call: Call, blob: LargeBlob | None = None) -> Ans
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
     encode = _appended_listing if with_seqs else partial(_appended, seqs="")
     if services.throttle.pressed:
-        answer = services.throttle.append(call.params["topic"], write, request, encode, blob)
+        answer = services.throttle.append(call.params["topic"], write, request, encode, prepared)
     else:
-        answer = when_done(services.engine.append(call.params["topic"], write, blob), request, encode)
+        answer = when_done(services.engine.append(call.params["topic"], write, prepared), request, encode)
     if services.engine.appends.warning is not None:
         note(call, [services.engine.appends.take_warning()])
     return answer
@@ -57,14 +56,8 @@ def _append_large(services: Services, call: Call) -> Steps[Answer]:
     body_bytes, engine = len(call.request.body), services.engine
     call.wanted = write = yield from decode_write_steps(call.request.body, engine.limits, call)
     bind(call.caller, write)
-    blob = None
-    try:
-        yield from engine.appends.check_schema(call.params["topic"], write)
-        if body_bytes > RENDERED_IN_STEPS:
-            blob = yield from engine.render_large(call.params["topic"], write)
-        return with_warnings(call, (yield from once_loaded(lambda: append(services, call, blob))))
-    finally:
-        engine.appends.end_check(write)
+    prepared = yield from engine.prepare_append(call.params["topic"], write, renders=body_bytes > RENDERED_IN_STEPS)
+    return with_warnings(call, (yield from once_loaded(lambda: append(services, call, prepared))))
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:

@@ -12,8 +12,9 @@ from wsproto import events
 from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
+from topics.engine.write.append import Prepared
 from topics.engine.write.commit import Ticket
-from topics.engine.write.render import LARGE_BYTES, LargeBlob
+from topics.engine.write.render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
 from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
@@ -251,20 +252,16 @@ class SocketCommands:
             self.unacked_bytes += size_bytes
             ticket.on_done(ended)
 
-        def append(blob: LargeBlob | None = None) -> Ticket:
+        def append(prepared: Prepared | None = None) -> Ticket:
             nonlocal warnings
-            ticket = engine.append(name, write, blob)
+            ticket = engine.append(name, write, prepared)
             if engine.appends.warning is not None:
                 warnings = [*(warnings or []), engine.appends.take_warning()]
             return ticket
 
         def large() -> Steps[Ticket]:
-            try:
-                yield from engine.appends.check_schema(name, write)
-                blob = yield from engine.render_large(name, write)
-                return (yield from once_loaded(lambda: append(blob)))
-            finally:
-                engine.appends.end_check(write)
+            prepared = yield from engine.prepare_append(name, write)
+            return (yield from once_loaded(lambda: append(prepared)))
 
         if size_bytes > LARGE_BYTES:
             self._run_in_slices(large(), staged, request_id)
