@@ -293,7 +293,7 @@ def test_reader_that_waits_for_the_destination_gets_copies() -> None:
     server = SimServer.start()
     route(server, "a", "b")
     woken: list[int] = []
-    server.engine.wait(server.engine.topic("b"), lambda: woken.append(1))
+    server.engine.listen(server.engine.topic("b"), lambda topic: woken.append(1))
     server.append("a", "1")
     forward(server)
     server.engine.staging.notify()

@@ -191,24 +191,24 @@ def waking_engine():
     return engine, run
 
 
-def test_waiter_is_woken_once_when_the_topic_grows():
+def test_listener_is_called_once_per_turn_in_which_the_topic_grows():
     engine, run = waking_engine()
     put(engine, "a")
     woken = []
-    engine.wait(engine.topic("a"), lambda: woken.append(engine.topic("a").head))
+    engine.listen(engine.topic("a"), lambda topic: woken.append(topic.head))
     engine.append("a", write())
     engine.append("a", write())
     run()
     engine.append("a", write())
     run()
-    assert woken == [2]
+    assert woken == [2, 3]
 
 
-def test_cancelled_waiter_is_not_woken():
+def test_cancelled_listener_is_not_called():
     engine, run = waking_engine()
     put(engine, "a")
     woken = []
-    cancel = engine.wait(engine.topic("a"), lambda: woken.append(1))
+    cancel = engine.listen(engine.topic("a"), lambda topic: woken.append(1))
     cancel()
     cancel()
     engine.append("a", write())
@@ -216,11 +216,11 @@ def test_cancelled_waiter_is_not_woken():
     assert woken == []
 
 
-def test_waiter_is_woken_when_the_topic_is_dropped():
+def test_listener_is_called_when_the_topic_is_dropped():
     engine, run = waking_engine()
     put(engine, "a")
     woken = []
-    engine.wait(engine.topic("a"), lambda: woken.append("a" in engine.topics))
+    engine.listen(engine.topic("a"), lambda topic: woken.append("a" in engine.topics))
     engine.drop_topic("a")
     run()
     assert woken == [False]
