@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from topics.cli import connect as targets
 from topics.cli.options import add_parser, one_of, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Failure, usage
 from topics.cli.output.screen import Screen
+from topics.cli.output.units import parse_count
 from topics.cli.pipeline import TOKENS, setting
 from topics.cli.tree import Subparsers
 from topics.installation import install_command, is_installed
@@ -75,7 +76,7 @@ def register(subparsers: Subparsers) -> None:
         ),
         option("--no-files", "--duckdb: refuse functions that read files of this machine, such as read_csv"),
         option("--watch DURATION", "run one statement again after this time, until Ctrl-C"),
-        option("--limit N", "maximum rows per statement", type=_count),
+        option("--limit N", "maximum rows per statement", type=parse_count),
         option("--gaps", "continue at lost records, with a row of kind gap (columns kind, gap_to, reason)"),
         option("--master M", "Spark master [local[*]]"),
         details="Without a query, starts a prompt.",
@@ -93,9 +94,9 @@ def execute(args: argparse.Namespace) -> int:
         options, is_prompt = _options(args), args.query is None and sys.stdin.isatty()
         statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
         if not statements and not is_prompt:
-            return _fail("there is no statement to run; pass one as an argument or on standard input", EXIT_USAGE)
+            raise usage("there is no statement to run; pass one as an argument or on standard input")
         if len(statements) != 1 and (args.parquet is not None or args.watch is not None):
-            return _fail("--parquet and --watch: pass one statement", EXIT_USAGE)
+            raise usage("--parquet and --watch: pass one statement")
         _check(options, statements)
         with warnings.catch_warnings(), ENGINES[engine](options, args) as tables:
             warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
@@ -126,9 +127,9 @@ def _engine(args: argparse.Namespace) -> str:
         name, extra = ("Spark", "spark") if args.engine == SPARK else ("DuckDB" if asked else "DuckDB or Spark", "sql")
         raise Failure(f"sql needs {name}, which is not installed", next_step=install_command(extra))
     if args.engine == SPARK and args.no_files:
-        raise Failure("--no-files: Spark has no such limit; add --duckdb", status=EXIT_USAGE)
+        raise usage("--no-files: Spark has no such limit; add --duckdb")
     if args.engine == DUCKDB and args.master is not None:
-        raise Failure("--master: only Spark has a master; remove --duckdb", status=EXIT_USAGE)
+        raise usage("--master: only Spark has a master; remove --duckdb")
     return str(args.engine)
 
 
@@ -324,12 +325,6 @@ def _fail(text: str, status: int) -> int:
     message, _, next_step = text.partition("\nnext: ")
     Screen().fail(message, next_step)
     return status
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
-    return int(text)
 
 
 # --- the prompt: statements on one or several lines, with a history and completion

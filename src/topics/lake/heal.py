@@ -46,35 +46,25 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
         return batch
 
 
-class Healer:
+class Healer(Struct, kw_only=True):
     """Fills the gaps in one epoch of a topic from a lake."""
 
-    def __init__(
-        self,
-        lake: Lake,
-        topic: str,
-        epoch: int,
-        wanted: RecordFilter,
-        *,
-        trimmed_to: Callable[[], int] = lambda: 0,
-        planned: ArchivedEpoch | None = None,
-    ) -> None:
-        """`trimmed_to` asks the server for the last trimmed seq of this epoch. `planned` is an earlier state of it."""
-        self._lake = lake
-        self._topic, self._epoch = topic, epoch
-        self._wanted = wanted
-        self._trimmed_to = trimmed_to
-        self._planned = planned
+    lake: Lake
+    topic: str
+    epoch: int
+    wanted: RecordFilter
+    trimmed_to: Callable[[], int] = lambda: 0  # asks the server for the last trimmed seq of this epoch
+    planned: ArchivedEpoch | None = None  # an earlier state of the epoch
 
     def archived(self) -> ArchivedEpoch | None:
         """Return the archived part of the epoch as of now, or None if it was never archived."""
-        return self._lake.snapshot().archived(self._topic, self._epoch)
+        return self.lake.snapshot().archived(self.topic, self.epoch)
 
     def lost(self, first: int, last: int, reason: str) -> Iterator[Piece]:
         """Yield the archived records of a range that the server lost, and gaps for the rest."""
         if first > last:
             return
-        archived = self._planned
+        archived = self.planned
         if archived is None or archived.archived_to < last:
             archived = self.archived()
         if archived is None:
@@ -82,10 +72,10 @@ class Healer:
             return
         end = min(archived.archived_to, last)
         if first <= end:
-            for piece in self._lake.history(archived, first=first, last=end):
+            for piece in self.lake.history(archived, first=first, last=end):
                 if isinstance(piece, Gap):
                     yield piece
-                elif (kept := self._wanted.of(piece)).num_rows:
+                elif (kept := self.wanted.of(piece)).num_rows:
                     yield kept
         if end < last:
             yield Gap(max(first, end + 1), last, reason, 0)
@@ -94,11 +84,11 @@ class Healer:
         """Yield the archived records of a range that the server skipped silently, up to the last trimmed seq."""
         if first > last:
             return
-        trimmed_to = 0 if self._planned is None else self._planned.trimmed_to
+        trimmed_to = 0 if self.planned is None else self.planned.trimmed_to
         if trimmed_to < last and (archived := self.archived()) is not None:
             trimmed_to = archived.trimmed_to
         if trimmed_to < last:
-            trimmed_to = max(trimmed_to, self._trimmed_to())
+            trimmed_to = max(trimmed_to, self.trimmed_to())
         yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)
 
 

@@ -18,8 +18,7 @@ from topics.plurals import counted
 from topics.spark.data_source import TopicsSource, with_options
 from topics.spark.jvm import find_java, quick_start
 from topics.spark.options import BadOption, read_options, with_absolute_paths
-from topics.spark.source.layout import PLAIN
-from topics.spark.source.schema_layout import MALFORMED, SPARK_TYPES, layout_of, plain_schema
+from topics.spark.source.schema_layout import MALFORMED, RECORD, layout_of, plain_schema
 from topics.spark.sql import kinds
 from topics.spark.sql.tables import LEDGER, declared, names_of
 from topics.spark.sql.text import quoted
@@ -157,7 +156,7 @@ def table(
                 "spark.sql.caseSensitive to true"
             )
     given = _given(topic, options)
-    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in PLAIN]
+    record = [t.StructField(f"_{one.name}", one.dataType) for one in RECORD]
     fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
     if columns is not None:
         by_name = {field.name: field for field in fields}

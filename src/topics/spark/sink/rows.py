@@ -32,11 +32,11 @@ from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.options import DataFormat
 from topics.spark.sink.chunks import Plain, Sourced
-from topics.spark.source.layout import PLAIN
+from topics.spark.source.layout import RECORD_SCHEMA
 
 ALIASES = {"value": "data", "key": "tag", "offset": "seq"}
 USED = ("data", "tag", "node", "meta", "topic", "seq", "source_topic", "kind", "gap_to", "reason")
-IGNORED = {*(name for name, _, _ in PLAIN), *ALIASES, "partition", "timestamp", "timestamptype"}
+IGNORED = {*RECORD_SCHEMA.names, *ALIASES, "partition", "timestamp", "timestamptype"}
 
 _check = msgspec.json.Decoder(Raw).decode
 _TEXT = (t.StringType, t.CharType, t.VarcharType)

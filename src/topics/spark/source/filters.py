@@ -24,7 +24,7 @@ from topics.lake.columns import SPECIAL_NUMBERS
 from topics.model.filters import parse_filter
 from topics.model.records import TagMatch
 from topics.spark.source import plan
-from topics.spark.source.layout import PLAIN
+from topics.spark.source.layout import RECORD_SCHEMA
 from topics.spark.source.plan import SeqAt, Span, TopicExtent
 
 # Spark's filters by the names of their classes.
@@ -34,7 +34,6 @@ _SIGNS = {
 }  # fmt: skip
 _APPLY = {"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
-_RECORD = pa.schema([(name, kind) for name, _, kind in PLAIN])
 _SEQS, _TIMES = range(1 << 62), range(1 << 47)  # the times are ms, up to the year 6429
 
 
@@ -42,7 +41,7 @@ class Narrowing(Struct, kw_only=True):
     """Necessary conditions on a row. Seqs and times (ms) have bounds [low, high)."""
 
     expression: pc.Expression | None = None
-    schema: pa.Schema = _RECORD
+    schema: pa.Schema = RECORD_SCHEMA
     seqs: tuple[int | None, int | None] = (None, None)
     times: tuple[int | None, int | None] = (None, None)
     tag: TagMatch | None = None
@@ -60,7 +59,7 @@ class Narrowing(Struct, kw_only=True):
         return plan.narrow(given, low=low, high=high)
 
 
-def narrowing_of(expression: pc.Expression, schema: pa.Schema = _RECORD) -> Narrowing:
+def narrowing_of(expression: pc.Expression, schema: pa.Schema = RECORD_SCHEMA) -> Narrowing:
     """Return what an expression implies: bounds of `seq` and `ts` that all matching rows are within, and the topics."""
     found: list[tuple[int | None, int | None]] = []
     for name, values in (("seq", _SEQS), ("ts", _TIMES)):
@@ -101,7 +100,7 @@ def narrowing(filters: Iterable[Any], *, typed: bool = False) -> Narrowing:
         name, value = path[0].removeprefix("_"), one.value
         if name not in ("topic", "seq", "ts", "tag"):
             continue
-        field, kind = dataset.field(name), _RECORD.field(name).type
+        field, kind = dataset.field(name), RECORD_SCHEMA.field(name).type
         if sign == "in":
             found = field.isin(pa.array([each for each in value if each is not None], kind))
         else:

@@ -11,26 +11,13 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from topics.arrow import GAP, RECORD, Cells, cells
+from topics.arrow import GAP, RECORD, SCHEMA, Cells, cells
 from topics.lake.columns import JsonFields
 from topics.spark.source.plan import Span
 from topics.storage.segments.record_run import Run
 
-UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
-
-PLAIN = (  # of the record: name, and type in SQL and in Arrow
-    ("kind", "STRING", pa.string()),  # "record", or "gap" for a lost range
-    ("topic", "STRING", pa.string()),
-    ("seq", "BIGINT", pa.int64()),  # for a gap: its first seq
-    ("ts", "TIMESTAMP", UTC_TIMESTAMP),
-    ("node", "STRING", pa.string()),
-    ("tag", "STRING", pa.string()),
-    ("meta", "STRING", pa.string()),  # JSON text
-    ("data", "STRING", pa.string()),  # JSON text, token for token as it was written
-    ("gap_to", "BIGINT", pa.int64()),  # last seq of a gap
-    ("reason", "STRING", pa.string()),  # why the range was lost
-    ("epoch", "BIGINT", pa.int64()),  # of the topic: seqs are unique within an epoch
-)
+# The columns of a record or a gap. `seq` of a gap is its first seq; seqs are unique within an epoch.
+RECORD_SCHEMA = SCHEMA.append(pa.field("epoch", pa.int64()))
 
 
 class OutputColumn(NamedTuple):
@@ -42,10 +29,15 @@ class OutputColumn(NamedTuple):
     arrow: pa.DataType
 
 
+def record_column(source: str, name: str | None = None) -> OutputColumn:
+    """Return a column of the record, under its own or another name."""
+    return OutputColumn(name or source, "record", source, RECORD_SCHEMA.field(source).type)
+
+
 class Layout(Struct, frozen=True, kw_only=True):
     """The columns of a read, and the fields of data among them."""
 
-    outputs: tuple[OutputColumn, ...] = tuple(OutputColumn(name, "record", name, kind) for name, _, kind in PLAIN)
+    outputs: tuple[OutputColumn, ...] = tuple(map(record_column, RECORD_SCHEMA.names))
     fields: tuple[pa.Field, ...] = ()
     typed: bool = False
 

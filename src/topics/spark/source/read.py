@@ -121,7 +121,9 @@ def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterat
         yield from _from_server(span, options)
     elif options.lake_only:
         wanted = RecordFilter(match=options.match, nodes=options.nodes)
-        healer = Healer(Lake(options.lake), span.topic, span.epoch, wanted, planned=span.archived)
+        healer = Healer(
+            lake=Lake(options.lake), topic=span.topic, epoch=span.epoch, wanted=wanted, planned=span.archived
+        )
         yield from healer.lost(span.start, span.stop - 1, UNARCHIVED)
         yield span.stop
     else:
@@ -178,7 +180,9 @@ def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
     if nodes and (now := state()) is not None and not now.config.dedupe_node:
         nodes = ()
     wanted = RecordFilter(match=options.match, nodes=nodes)
-    healer = Healer(lake, span.topic, span.epoch, wanted, trimmed_to=trimmed_to, planned=span.archived)
+    healer = Healer(
+        lake=lake, topic=span.topic, epoch=span.epoch, wanted=wanted, trimmed_to=trimmed_to, planned=span.archived
+    )
     at = span.start
     if at <= span.only_lake_to:
         last = min(span.only_lake_to, span.stop - 1)

@@ -18,17 +18,15 @@ from pyspark.sql.types import StructType
 from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import offsets, plan
-from topics.spark.source.catalog import Catalog, ServerCatalog, catalog_of
+from topics.spark.source.catalog import Catalog, ServerCatalog, TopicsWatch, catalog_of
 from topics.spark.source.filters import Narrowing, narrowing, with_fields
 from topics.spark.source.offsets import StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.source.schema_layout import layout_of
-from topics.spark.source.waiting import TopicsWatch
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 LIMITED_PARTITIONS = 4  # of a read with maxBytesPerSecond
-CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
 
 class ReadPartition(InputPartition):
@@ -81,7 +79,7 @@ class TopicsReader(DataSourceReader):
             parts, limit = _cut(self.options, spans, lambda span: of[span.topic].bytes_per_seq)
             carried = [[(plan.located(span, of[span.topic]), catalog.excerpt(span)) for span in part] for part in parts]
         # Spark would turn an empty list into one partition of its own, which `read` does not accept.
-        return [ReadPartition(spans, limit) for part in carried for spans in _portable(part)] or [ReadPartition([])]
+        return [ReadPartition(part, limit) for part in carried] or [ReadPartition([])]
 
     def _spans(self, catalog: Catalog, extents: list[TopicExtent]) -> list[Span]:
         found: list[Span] = []
@@ -111,21 +109,6 @@ class FilteringReader(TopicsReader):
             fields = StructType([field for field in self.schema.fields if field.name in names])
             self.options = structs.replace(self.options, where=with_fields(self.options.where, filters, fields))
         return filters
-
-
-def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:
-    """Split a partition so that each piece carries at most `CARRIED_BYTES` to its executor, or one excerpt."""
-    held: list[tuple[Span, Excerpt | None]] = []
-    size_bytes = 0
-    for span, excerpt in part:
-        more = sum(len(piece) for piece in excerpt.pieces if isinstance(piece, bytes)) if excerpt else 0
-        if held and size_bytes + more > CARRIED_BYTES:
-            yield held
-            held, size_bytes = [], 0
-        held.append((span, excerpt))
-        size_bytes += more
-    if held:
-        yield held
 
 
 # An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is

@@ -10,16 +10,11 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from topics.lake.layout import UTC_TIMESTAMP
 from topics.spark.options import BadOption, ReadOptions
-from topics.spark.source.layout import PLAIN, UTC_TIMESTAMP, Layout, OutputColumn
+from topics.spark.source.layout import RECORD_SCHEMA, Layout, OutputColumn, record_column
 
 MALFORMED = "_malformed"
-
-SPARK_TYPES: dict[str, t.DataType] = {
-    "STRING": t.StringType(),
-    "BIGINT": t.LongType(),
-    "TIMESTAMP": t.TimestampType(),
-}
 
 _ARROW: dict[type[t.DataType], pa.DataType] = {
     t.StringType: pa.string(), t.CharType: pa.string(), t.VarcharType: pa.string(), t.BooleanType: pa.bool_(),
@@ -27,46 +22,47 @@ _ARROW: dict[type[t.DataType], pa.DataType] = {
     t.FloatType: pa.float32(), t.DoubleType: pa.float64(), t.DateType: pa.date32(), t.BinaryType: pa.binary(),
     t.TimestampType: UTC_TIMESTAMP,
 }  # fmt: skip
+_SPARK = {pa.string(): t.StringType(), pa.int64(): t.LongType(), UTC_TIMESTAMP: t.TimestampType()}
+RECORD = t.StructType([t.StructField(field.name, _SPARK[field.type]) for field in RECORD_SCHEMA])
 
 
 def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layout:
     """Return the layout of a read with these options and this schema. Raise `BadOption` if they do not match."""
-    rows = {name: (SPARK_TYPES[ddl], arrow) for name, ddl, arrow in PLAIN}
     if schema is None and options.typed:
         raise BadOption("typed: the columns are missing; give them with .schema(…)")
-    if schema is None or (not options.typed and _is_plain(schema, rows)):
-        names = rows if schema is None else schema.fieldNames()
-        return Layout(outputs=tuple(OutputColumn(name, "record", name, rows[name][1]) for name in names))
-    return _typed_layout(schema, rows)
+    if schema is None or (not options.typed and _is_plain(schema)):
+        names = RECORD.names if schema is None else schema.names
+        return Layout(outputs=tuple(map(record_column, names)))
+    return _typed_layout(schema)
 
 
 def plain_schema(options: ReadOptions) -> t.StructType:
     layout_of(options)  # a typed read needs a schema
-    return t.StructType([t.StructField(name, SPARK_TYPES[ddl]) for name, ddl, _ in PLAIN])
+    return RECORD
 
 
-def _is_plain(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]) -> bool:
+def _is_plain(schema: t.StructType) -> bool:
     """Return whether all columns are columns of the source. Raise `BadOption` if only some of them are."""
-    own = [field for field in schema.fields if field.name in rows]
+    own = [field for field in schema.fields if field.name in RECORD.names]
     for field in own:
-        if len(own) < len(schema.fields) or rows[field.name][0] != field.dataType:
-            kind = rows[field.name][0].simpleString()
+        kind = RECORD[field.name].dataType
+        if len(own) < len(schema.fields) or kind != field.dataType:
             raise BadOption(
-                f"schema: {field.name} ({kind}) is a column of the record. With fields of data beside it, call it "
-                f"_{field.name}; if data has a field {field.name}, set the option typed to true"
+                f"schema: {field.name} ({kind.simpleString()}) is a column of the record. With fields of data beside "
+                f"it, call it _{field.name}; if data has a field {field.name}, set the option typed to true"
             )
     return bool(own)
 
 
-def _typed_layout(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]) -> Layout:
+def _typed_layout(schema: t.StructType) -> Layout:
     outputs, fields = [], []
     for field in schema.fields:
         source = field.name[1:]
-        if field.name.startswith("_") and source in rows:
-            kind, arrow = rows[source]
+        if field.name.startswith("_") and source in RECORD.names:
+            kind = RECORD[source].dataType
             if field.dataType != kind:
                 raise BadOption(f"schema: {field.name} is of type {kind.simpleString()}")
-            outputs.append(OutputColumn(field.name, "record", source, arrow))
+            outputs.append(record_column(source, field.name))
         elif field.name == MALFORMED and isinstance(field.dataType, t.StringType):
             outputs.append(OutputColumn(field.name, "malformed", "data", pa.string()))
         else:

@@ -21,7 +21,7 @@ from topics.spark.options import ReadOptions, read_options
 from topics.spark.source import plan
 from topics.spark.source.catalog import catalog_of
 from topics.spark.source.filters import Narrowing, narrowing_of
-from topics.spark.source.layout import PLAIN, Layout, OutputColumn
+from topics.spark.source.layout import Layout, OutputColumn, record_column
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import read_span
 from topics.spark.sql import kinds
@@ -37,7 +37,6 @@ SETUP = (
     "SET python_enable_replacements = false",
     "CREATE MACRO get_json_object(json, path) AS json ->> path",
 )
-UNREADABLE = (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.NotImplementedException)
 
 
 class DuckTables(Tables):
@@ -135,8 +134,7 @@ class _Topic(dataset.Dataset):  # type: ignore[misc]
     ) -> None:
         self.failure: Exception | None = None
         self._options = options
-        types = {name: kind for name, _, kind in PLAIN}
-        self._outputs = {name: OutputColumn(name, "record", name, types[name]) for name in columns}
+        self._outputs = {name: record_column(name) for name in columns}
         self._outputs |= {field.name: OutputColumn(field.name, "field", "data", field.type) for field in typed}
         self._parsed = {f"_{name}": pa.field(f"_{name}", kinds.arrow(kind)) for name, kind in parsed.items()}
         self._spans: list[tuple[Span, TopicExtent, Excerpt | None]] = []

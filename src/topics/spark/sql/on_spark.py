@@ -15,9 +15,8 @@ from pyspark.sql.types import DataType, StructType
 from topics.lake import ArchivedEpoch, Lake, TypedColumns
 from topics.lake.files import NO_COLUMNS
 from topics.spark.failures import explain
-from topics.spark.source.layout import PLAIN
 from topics.spark.source.readers import PUSHDOWN
-from topics.spark.source.schema_layout import SPARK_TYPES
+from topics.spark.source.schema_layout import RECORD
 from topics.spark.sql import kinds
 from topics.spark.sql.tables import HIDDEN, Answer, Tables, no_topic
 from topics.spark.sql.text import VARIANT, BadQuery, Statement, known, quoted, read_condition
@@ -137,10 +136,9 @@ class SparkTables(Tables):
         reader = self._spark.read.format("topics").options(**self._subscription(table), pushFilters=push)
         if not typed.fields:
             return reader.load()
-        types = {name: SPARK_TYPES[ddl] for name, ddl, _ in PLAIN}
         schema, shown = StructType(), list[Column]()
         for name in self._columns():
-            schema.add(f"_{name}", types[name])
+            schema.add(f"_{name}", RECORD[name].dataType)
             shown.append(F.col(f"_{name}").alias(name))
         for name, kind in typed.fields:
             schema.add(name, DataType.fromDDL(kind))

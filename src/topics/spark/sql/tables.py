@@ -16,12 +16,13 @@ from msgspec import Struct
 from topics.clock import SystemClock
 from topics.engine.offline import directory
 from topics.lake import Lake, TypedColumns
+from topics.lake.columns import type_name
 from topics.lake.files import NO_COLUMNS
 from topics.plurals import counted
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import ReadOptions, connection, known, read_options, with_absolute_paths
 from topics.spark.source.catalog import catalog_of, client_for, state_of
-from topics.spark.source.layout import PLAIN
+from topics.spark.source.layout import RECORD_SCHEMA
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span
 from topics.spark.sql import kinds
@@ -132,8 +133,7 @@ class Tables:
         return [*sorted(self._names or names_of(self._options)), *self._columns(), *dict.fromkeys(fields)]
 
     def _describe(self, table: str) -> Answer:
-        types = {name: kind.lower() for name, kind, _ in PLAIN}
-        rows = [(name, types[name]) for name in self._columns()]
+        rows = [(name, type_name(RECORD_SCHEMA.field(name).type).lower()) for name in self._columns()]
         rows += [(name, kind.lower()) for name, kind in self._typed_columns(table).fields]
         for column in JSON_COLUMNS:
             kind, _ = self._infer(table, column)
