@@ -37,6 +37,7 @@ MORE = 0x80  # the next frame belongs to the same write
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
 NOTHING = 0  # the kind that a reader gets for a refused frame
+JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
 LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
 
 Buffer = bytes | bytearray | memoryview
@@ -63,12 +64,9 @@ class Frame(NamedTuple):
 
 
 class LargeFrame:
-    """A frame with a large body, behind other frames: in parts, so that the body is not copied.
+    """A frame with a large body, behind other frames: in parts, so that the body is not copied."""
 
-    The parts may change until `seal`, which takes some ten milliseconds for 64 MiB and lets other threads run.
-    """
-
-    __slots__ = ("_after", "_body", "_guarded", "_head", "_sum")
+    __slots__ = ("_after", "_body", "_guarded", "_head")
 
     def __init__(self, kind: int, topic_id: int, first: int, count: int, *body: Buffer, after: bytes = b"") -> None:
         self._after = after
@@ -76,18 +74,13 @@ class LargeFrame:
         self._head = head = _pack_head(kind, topic_id, first, count)
         length = _pack_length(sum(map(len, body)))
         self._guarded = b"".join((length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head))
-        self._sum = b""
 
-    def seal(self) -> None:
-        """Compute the checksum. Any thread may do so."""
+    def parts(self) -> list[Buffer]:
+        """Return the parts as they are now, with their checksum, which takes some milliseconds for 64 MiB."""
         guard = xxhash.xxh3_64(self._guarded)
         for part in (*self._body, self._head):
             guard.update(part)
-        self._sum = _pack_sum(guard.intdigest(), LAST)
-
-    def parts(self) -> list[Buffer]:
-        assert self._sum, "the frame is not sealed"
-        return [self._after + MAGIC + self._guarded, *self._body, self._head + self._sum]
+        return [self._after + MAGIC + self._guarded, *self._body, self._head + _pack_sum(guard.intdigest(), LAST)]
 
     def __len__(self) -> int:
         return len(self._after) + OVERHEAD_BYTES + sum(map(len, self._body))
