@@ -275,23 +275,6 @@ def test_curl_prints_a_request_that_works(cli: Cli) -> None:
     assert [json.loads(line).keys() for line in read.stdout.splitlines()][-1] == {"end"}
 
 
-def test_curl_comments_on_what_the_request_leaves_out(cli: Cli) -> None:
-    def notes(*words: str) -> str:
-        *comments, command = cli.pipe(*words, "--curl").lines
-        assert all(line.startswith("# ") for line in comments), words
-        assert command.startswith("curl "), words
-        return "\n".join(comments)
-
-    follow = notes("read", "curled", "--from", "5", "-f")
-    assert "/v0/topics/curled/diff" in follow
-    assert '"from_seq":4' in follow
-    assert '"wait_ms":20000' in follow
-    assert "text/event-stream" in notes("watch", "curled")
-    assert "stored once" in notes("append", "curled", "1")
-    assert "one request for each topic" in notes("rm", "curled", "other")
-    assert notes("read", "curled") == ""
-
-
 def test_version_takes_less_than_a_tenth_of_a_second(home: Cli) -> None:
     """The processor time of the best start counts, because other processes may use the machine."""
     took_s = []

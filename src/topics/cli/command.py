@@ -1,7 +1,7 @@
 """The frame of every command that talks to a server: one declaration, and the options that all of them share.
 
 `Command` declares the options of a command and the request that it sends, or the first one if it sends several. From
-that alone come `--curl`, which prints the request instead of sending it (`curl_notes` says what else the command does),
+that alone come `--curl`, which prints the request instead of sending it,
 `--json`, the choice between a table and JSON lines, the errors and the exit status.
 """
 
@@ -25,7 +25,6 @@ from topics.client.call import Request
 from topics.errors import TopicsError
 
 Args = argparse.Namespace
-Curl = Callable[[Request], str]  # a request as a `curl` command
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Command:
     request: Callable[[Args], Request]
     examples: str
     details: str = ""
-    curl_notes: Callable[[Args, Curl], list[str]] = lambda args, curl: []  # what `--curl` prints as comments
     usage: str = ""  # of the arguments; from their names if it is empty
     asks: bool = False  # before it destroys something, unless `--yes` is given
     says: Callable[[Args, Any], str] | None = None  # the answer for a person; such a command needs no function
@@ -77,7 +75,7 @@ class Command:
 
     def register(self, subparsers: Subparsers) -> None:
         yes = option("-y --yes", "do not ask")
-        curl = option("--curl", "print the request as a curl command, and do not send it")
+        curl = option("--curl", "print the first request as a curl command, and do not send it")
         parser = add_parser(
             subparsers, self.name, self.help, *self.options, *([yes] if self.asks else []),
             section("output", JSON_LINES, curl), targets.add_options, details=self.details, examples=self.examples,
@@ -94,10 +92,7 @@ class Command:
             if args.token is not None:
                 screen.warn("other users of this machine can see --token in the process list; use --token-file")
             if args.curl:
-                request = self.request(args)
-                for note in self.curl_notes(args, lambda other: as_curl(other, target)):
-                    screen.line(f"# {note}")
-                screen.line(as_curl(request, target))
+                screen.line(as_curl(self.request(args), target))
                 return EXIT_DONE
             with Server(target) as server:
                 try:

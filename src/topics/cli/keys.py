@@ -9,7 +9,6 @@ from topics.cli.output.failures import usage
 from topics.cli.output.screen import Columns, Styled
 from topics.cli.output.units import moment
 from topics.client.call import Request, given, key_path
-from topics.clock import SystemClock
 from topics.keys import SCOPES
 
 KEY = option("KEY", "name of the key")
@@ -20,14 +19,10 @@ COLUMNS: Columns = {
         [f"{one}*" for one in row["rights"].get("prefixes", ())] + row["rights"].get("names", [])
     ) or "*",
     "from": lambda row: row["source"],
-    "expires": lambda row: _moment(row["expires_at"]),
-    "used": lambda row: _moment(row["last_used_at"]),
+    "expires": lambda row: moment(row["expires_at"]),
+    "used": lambda row: moment(row["last_used_at"]),
     "note": lambda row: row["note"],
 }  # fmt: skip
-
-
-def _moment(ms: int | None) -> str:
-    return "" if ms is None else moment(ms, SystemClock().now_ms())
 
 
 def _list(text: str | None) -> list[str] | None:

@@ -21,7 +21,7 @@ COLUMNS: Columns = {
     "schedule": lambda row: Styled(row["schedule"], "bold"),
     "topic": lambda row: row["topic"],
     "when": lambda row: _when(row),
-    "last": lambda row: _moment(row["last_at"]),
+    "last": lambda row: moment(row["last_at"]),
     "next": lambda row: _next(row),
     "failures>": lambda row: highlighted(row["failures_total"], "red"),
     "problem": lambda row: Styled(row["last_error"] or "", "red"),
@@ -45,10 +45,6 @@ def _timing_of(args: Args) -> dict[str, object]:
     return given(
         cron=args.cron, every_ms=args.every, timezone=args.timezone, starts_at=args.starts, ends_at=args.ends
     )  # fmt: skip
-
-
-def _moment(ms: int | None) -> str:
-    return "" if ms is None else moment(ms, SystemClock().now_ms())
 
 
 def _next(row: dict[str, Any]) -> str:

@@ -235,20 +235,6 @@ class NewRecord(Struct, omit_defaults=True, kw_only=True):
     unique: UniqueFields | None = None
 
 
-class RecordFields(TypedDict, total=False):
-    """A `NewRecord` as a dictionary."""
-
-    data: Required[Any]
-    tag: str | None
-    node: str | None
-    meta: dict[str, Any] | None
-    priority: int | None
-    delay_ms: int | None
-    deliver_at: int | None
-    key: str | None
-    unique: UniqueFields | None
-
-
 class RecordOptions(TypedDict, total=False):
     """Options of one record, by the names that the methods of the clients have for them.
 

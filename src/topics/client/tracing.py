@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from topics.client.items import Gap, NewRecord, Record, RecordFields
+from topics.client.items import Gap, NewRecord, Record
 
 try:
     from opentelemetry import propagate, trace
@@ -22,7 +22,7 @@ try:
 except ImportError:
     _tracer = None
 
-Written = NewRecord | RecordFields
+Written = NewRecord | Mapping[str, Any]
 
 
 def enabled() -> bool:

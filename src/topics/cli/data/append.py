@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect import post
 from topics.cli.options import one_of, option
 from topics.cli.output.failures import Failure, usage
@@ -96,13 +96,6 @@ RECORD_OPTIONS = (
 )
 
 
-def _curl_notes(args: Args, curl: Curl) -> list[str]:
-    notes = ["The request has an idempotency_key: if you run it twice, the records are stored once."]
-    if _is_piped(args):
-        notes.append("It has the first batch of the lines; the command sends one request for each batch.")
-    return notes
-
-
 @Command(
     "append",
     options=(
@@ -125,7 +118,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         option("--batch N", "most records per request [%(default)s]", default=PIPE_BATCH),
     ),
     request=_request,
-    curl_notes=_curl_notes,
     examples="""\
   topics append orders '{"sku": "V60", "qty": 2}' --tag order-7
   topics append notes hello 'two words' 42

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from topics.cli.command import Args, Call, Command, Curl
-from topics.cli.connect import events, get, post, put
+from topics.cli.command import Args, Call, Command
+from topics.cli.connect import get, post, put
 from topics.cli.options import FILTERS, TOPIC, filter_of, one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
 from topics.cli.output.records import elements, members, print_gap, print_record, template
@@ -52,16 +52,6 @@ def _request(args: Args, start: Position | None = None) -> Request:
     return post(topic_path(args.topic, "scan"), body, accept=NDJSON)
 
 
-def _curl_notes(args: Args, curl: Curl) -> list[str]:
-    notes, last = [], args.last
-    if last is not None:
-        notes.append(f"--last {last}: the command first asks for the head, and starts {last:,} seqs before it")
-    if args.follow:
-        notes.append("-f: the command then repeats this request, from the next_from_seq of the answer before it:")
-        notes.append(curl(_poll(args, Position(args.first - 1 if args.first else 0))))
-    return notes
-
-
 @Command(
     "read",
     options=(
@@ -82,7 +72,6 @@ def _curl_notes(args: Args, curl: Curl) -> list[str]:
         one_of(option("--data", "print only the data of each record"), FORMAT),
     ),
     request=_request,
-    curl_notes=_curl_notes,
     details="Gaps where records were lost are printed between the records.",
     examples="""\
   topics read orders --last 10 -f
@@ -358,10 +347,6 @@ def _open(args: Args, cursor: str | None = None) -> Request:
         FORMAT,
     ),
     request=_open,
-    curl_notes=lambda args, curl: [
-        "This request opens a session and prints its stream_url. The records follow on that address:",
-        curl(events("/STREAM_URL")),
-    ],
     details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
     examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
 )

@@ -364,7 +364,7 @@ def _state_rows(state: Mapping[str, Any], lost: list[str]) -> Iterator[tuple[str
         yield "lost", Styled(f"seqs {', '.join(lost[:LOST_SHOWN])}{more}", "red")
     for name in ("last_write_ts", "last_read_ts"):
         ms = state[name]
-        age = "never" if ms is None else f"{moment(ms, now_ms)} ({duration(max(now_ms - ms, 0))} ago)"
+        age = "never" if ms is None else f"{moment(ms)} ({duration(max(now_ms - ms, 0))} ago)"
         yield name.removesuffix("_ts").replace("_", " "), age
     yield "priority", str(state["effective_priority"])
     for name, value in (state.get("queue") or {}).items():
@@ -391,10 +391,6 @@ def _rm(args: Args, topic: str | None = None) -> Request:
     ),
     asks=True,
     request=_rm,
-    curl_notes=lambda args, curl: [
-        "The request does not ask first.",
-        *(["The command sends one request for each topic; this is the first:"] if args.topics[1:] else []),
-    ],
     details="Asks first. To delete only some records, use `topics delete`.",
     examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
 )
@@ -440,7 +436,6 @@ def _delete(args: Args, *, dry_run: bool = False) -> Request:
     ),
     asks=True,
     request=_delete,
-    curl_notes=lambda args, curl: [] if args.dry_run else ["The request does not count the records or ask first."],
     details="Shows the number of records and asks first. Readers see no gap where records were deleted.",
     examples="""\
   topics delete chat --tag 'bob:*'

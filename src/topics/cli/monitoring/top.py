@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from itertools import chain, repeat
 from math import inf
 from typing import Any, NamedTuple
 
-from topics.cli.command import Call, Command
+from topics.cli.command import Args, Call, Command
 from topics.cli.connect import get
 from topics.cli.options import option
 from topics.cli.output.screen import Columns, Styled, highlighted, table
@@ -21,8 +21,15 @@ FIRST_INTERVAL_S = 0.5
 SORTS = ("rate", "topic", "records", "bytes", "lag", "ready", "lost")
 HEADER_LINES = 7
 Metrics = Mapping[str, Any]
-TopicRow = Mapping[str, Any]  # one topic between two samples
-Overview = Mapping[str, Any]  # the server between two samples
+Overview = dict[str, Any]  # the server between two samples, with a row for each topic in `by_topic`
+
+
+class Sample(NamedTuple):
+    """The metrics and the routers of a server at one moment."""
+
+    at_s: float
+    metrics: Metrics
+    lags: Mapping[str, int]  # by topic: that of its slowest reader
 
 
 @Command(
@@ -38,94 +45,78 @@ Overview = Mapping[str, Any]  # the server between two samples
     examples="  topics top\n  topics top --sort lag --filter orders\n  topics top --count 1 | jq .rate\n",
 )
 def top(call: Call) -> None:
-    before = _look(call)
-    if call.screen.is_human:
-        _run_live(call, before)
+    before, every_s, screen = _sample(call), call.args.every / 1000, call.screen
+    looks = repeat(every_s) if call.args.count is None else repeat(every_s, call.args.count)
+    if screen.is_human:
+        _draw_looks(call, before, looks)
         return
-    for _ in repeat(None) if call.args.count is None else range(call.args.count):
-        time.sleep(call.args.every / 1000)
-        now = _look(call)
-        found = rows(before, now)
-        shown = sort_rows(found, call.args.sort, call.args.filter)
-        call.screen.json({**overview(before, now, found), "by_topic": shown})
-        call.screen.flush()
+    for wait_s in looks:
+        time.sleep(wait_s)
+        now = _sample(call)
+        screen.json(overview(before, now, call.args))
+        screen.flush()
         before = now
 
 
-def _look(call: Call) -> Sample:
+def _sample(call: Call) -> Sample:
     metrics = call.ask()
     return Sample(at_s=time.monotonic(), metrics=metrics, lags=call.server.lags())
 
 
-def _run_live(call: Call, before: Sample) -> None:
+def _draw_looks(call: Call, before: Sample, looks: repeat[float]) -> None:
+    """Draw each look: one below the other with `--count`, otherwise on one screen until Ctrl-C.
+
+    If the server does not answer, the last look stays, with the reason.
+    """
     from rich.console import Console
     from rich.live import Live
 
-    console, view, every_s = Console(file=sys.stdout), View(call), call.args.every / 1000
-    if call.args.count is not None:  # the looks are printed one below the other, and stay on the terminal
-        for _ in range(call.args.count):
-            time.sleep(every_s)
-            before = view.look(before)
-            console.print(view.draw(console.size.height))
-        return
-    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
-        for wait_s in chain([min(FIRST_INTERVAL_S, every_s)], repeat(every_s)):
+    console, shown, problem = Console(file=sys.stdout), Overview(), ""
+    live = Live(console=console, screen=True, auto_refresh=False) if call.args.count is None else None
+    with ExitStack() as screen:
+        if live is not None:
+            screen.enter_context(suppress(KeyboardInterrupt))
+            screen.enter_context(live)
+        for wait_s in chain([min(FIRST_INTERVAL_S, next(looks))], looks):
             time.sleep(wait_s)
-            before = view.look(before)
-            live.update(view.draw(console.size.height), refresh=True)
+            try:
+                now = _sample(call)
+                before, shown, problem = now, overview(before, now, call.args), ""
+            except TopicsError as error:
+                problem = str(error)
+            drawn = _drawn(call, shown, problem, console.size.height) if shown else problem
+            if live is None:
+                console.print(drawn)
+            else:
+                live.update(drawn, refresh=True)
 
 
-class View:
-    """What the screen shows now: the last look."""
+def _drawn(call: Call, total: Overview, problem: str, height: int) -> Any:
+    """Return the screen for a terminal of `height` lines: totals above, topics below."""
+    from rich.console import Group
+    from rich.text import Text
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.total: Overview | None = None
-        self._rows: list[TopicRow] = []
-        self._problem = ""
-
-    def look(self, before: Sample) -> Sample:
-        """Look at the server. If it does not answer, keep the last look and show why."""
-        try:
-            now = _look(self._call)
-        except TopicsError as error:
-            self._problem = str(error)
-            return before
-        self._problem = ""
-        self._rows = rows(before, now)
-        self.total = overview(before, now, self._rows)
-        return now
-
-    def draw(self, height: int) -> Any:
-        """Return the screen for a terminal of `height` lines: totals above, topics below."""
-        from rich.console import Group
-        from rich.text import Text
-
-        total = self.total
-        if total is None:
-            return self._problem
-        room, url = max(height - HEADER_LINES - 2, 3), self._call.server.target.url
-        read_only = "   READ-ONLY" if total["read_only"] else ""
-        lines = [
-            Text.assemble(("topics top  ", "bold"), (url, "cyan"), f"  up {duration(total['uptime_ms'])}"),
-            Text.assemble(
-                ("writes ", "dim"), rate(total["rate"]), ("   requests ", "dim"), rate(total["requests"]),
-                ("   records ", "dim"), f"{count(total['records'])} ({size(total['bytes'])})",
-                ("   topics ", "dim"), count(total["topics"]),
-            ),
-            Text.assemble(
-                ("connections ", "dim"), count(total["connections"]), ("   streams ", "dim"), count(total["streams"]),
-                ("   client memory ", "dim"), size(total["memory_bytes"]),
-                f" of {size(total['budget_bytes'])}" if total["budget_bytes"] else "",
-                ("   lost ", "dim"), (count(total["lost"]), "red" if total["lost"] else ""),
-            ),
-            Text.assemble(("log sync ", "dim"), _syncs(total), (read_only, "bold red"), _behind(total)),
-            Text(self._problem, style="red"),
-        ]  # fmt: skip
-        shown = sort_rows(self._rows, self._call.args.sort, self._call.args.filter)
-        more = len(shown) - room
-        end = f"{more:,} more topics: see --filter and --sort" if more > 0 else "Ctrl-C quits"
-        return Group(*lines, table(COLUMNS, shown[:room]), Text(""), Text(end, style="dim"))
+    room, url = max(height - HEADER_LINES - 2, 3), call.server.target.url
+    read_only = "   READ-ONLY" if total["read_only"] else ""
+    lines = [
+        Text.assemble(("topics top  ", "bold"), (url, "cyan"), f"  up {duration(total['uptime_ms'])}"),
+        Text.assemble(
+            ("writes ", "dim"), rate(total["rate"]), ("   requests ", "dim"), rate(total["requests"]),
+            ("   records ", "dim"), f"{count(total['records'])} ({size(total['bytes'])})",
+            ("   topics ", "dim"), count(total["topics"]),
+        ),
+        Text.assemble(
+            ("connections ", "dim"), count(total["connections"]), ("   streams ", "dim"), count(total["streams"]),
+            ("   client memory ", "dim"), size(total["memory_bytes"]),
+            f" of {size(total['budget_bytes'])}" if total["budget_bytes"] else "",
+            ("   lost ", "dim"), (count(total["lost"]), "red" if total["lost"] else ""),
+        ),
+        Text.assemble(("log sync ", "dim"), _syncs(total), (read_only, "bold red"), _behind(total)),
+        Text(problem, style="red"),
+    ]  # fmt: skip
+    more = len(total["by_topic"]) - room
+    end = f"{more:,} more topics: see --filter and --sort" if more > 0 else "Ctrl-C quits"
+    return Group(*lines, table(COLUMNS, total["by_topic"][:room]), Text(""), Text(end, style="dim"))
 
 
 def _syncs(total: Overview) -> str:
@@ -156,86 +147,72 @@ COLUMNS: Columns = {
 
 # --- figures; no I/O
 
-
-class Sample(NamedTuple):
-    """The metrics and the routers of a server at one moment."""
-
-    at_s: float
-    metrics: Metrics
-    lags: Mapping[str, int]  # by topic: that of its slowest reader
-
-
-def rows(before: Sample, now: Sample) -> list[TopicRow]:
-    """Return the topics of a sample. `losing` is the number of records lost per second."""
-    took_s = max(now.at_s - before.at_s, 1e-3)
-    heads, old_heads = _named(now.metrics, "head_seq"), _named(before.metrics, "head_seq")
-    names = ("records_live", "bytes_live", "queue_ready", "queue_in_flight", "lost")
-    live, sizes, ready, in_flight, lost = (_named(now.metrics, name) for name in names)
-    old_lost = _named(before.metrics, "lost")
-    return [
-        {
-            "topic": topic, "head": head, "records": live.get(topic, 0), "bytes": sizes.get(topic, 0),
-            "rate": max(head - old_heads.get(topic, head), 0) / took_s, "lag": now.lags.get(topic),
-            "ready": ready.get(topic), "in_flight": in_flight.get(topic), "lost": lost.get(topic, 0),
-            "losing": max(lost.get(topic, 0) - old_lost.get(topic, lost.get(topic, 0)), 0) / took_s,
-        }
-        for topic, head in heads.items()
-    ]  # fmt: skip
+# The figures of the server by their gauges, and those of a topic, with the value of a topic that has none.
+GAUGES = {
+    "records": "records_live", "bytes": "bytes_live", "topics": "topics", "connections": "http_connections",
+    "streams": "sse_connections", "budget_bytes": "memory_budget_bytes", "uptime_ms": "uptime_ms",
+    "replica_lag_ms": "replica_lag_ms",
+}  # fmt: skip
+OF_TOPIC = {
+    "records": ("records_live", 0), "bytes": ("bytes_live", 0), "ready": ("queue_ready", None),
+    "in_flight": ("queue_in_flight", None), "lost": ("lost", 0),
+}  # fmt: skip
 
 
-def overview(before: Sample, now: Sample, found: Iterable[TopicRow]) -> Overview:
-    took_s = max(now.at_s - before.at_s, 1e-3)
-    metrics, topics = now.metrics, list(found)
-    fsync, old_fsync = _buckets(metrics), _buckets(before.metrics)
+def overview(before: Sample, now: Sample, args: Args) -> Overview:
+    """Return the figures of the server, and those of the topics that the options choose, in their order."""
+    took_s, metrics = max(now.at_s - before.at_s, 1e-3), now.metrics
+    topics = _topics(before, now, took_s)
+    shown = [row for row in topics if args.filter in row["topic"]]
+    shown.sort(key=lambda row: (0 if args.sort == "topic" else -(row[args.sort] or 0), row["topic"]))
     requests = metrics.get("topics_http_requests_total", 0) - before.metrics.get("topics_http_requests_total", 0)
-    gauges = {
-        "records": "records_live", "bytes": "bytes_live", "topics": "topics", "connections": "http_connections",
-        "streams": "sse_connections", "budget_bytes": "memory_budget_bytes", "uptime_ms": "uptime_ms",
-    }  # fmt: skip
     return {
         "rate": sum(row["rate"] for row in topics),
         "requests": max(requests, 0) / took_s,
-        **{name: int(metrics.get(f"topics_{gauge}", 0)) for name, gauge in gauges.items()},
+        **{name: int(metrics.get(f"topics_{gauge}", 0)) for name, gauge in GAUGES.items()},
         "memory_bytes": int(sum((metrics.get("topics_memory_charged_bytes") or {}).values())),
-        "fsync_p50_us": _of_buckets(old_fsync, fsync, 0.5),
-        "fsync_p99_us": _of_buckets(old_fsync, fsync, 0.99),
+        "fsync_p50_us": _of_buckets(before.metrics, metrics, 0.5),
+        "fsync_p99_us": _of_buckets(before.metrics, metrics, 0.99),
         "standby": bool(metrics.get("topics_replica_standby", 0)),
-        "replica_lag_ms": int(metrics.get("topics_replica_lag_ms", 0)),
         "followers": metrics.get("topics_replica_follower_lag_ms") or {},
         "read_only": bool(metrics.get("topics_wal_read_only", 0)),
         "lost": sum(row["lost"] for row in topics),
         "truncated": bool(metrics.get("topics_topic_metrics_truncated", 0)),
+        "by_topic": shown,
     }
 
 
-def _named(metrics: Metrics, name: str) -> dict[str, int]:
-    found = metrics.get(f"topics_topic_{name}")
+def _topics(before: Sample, now: Sample, took_s: float) -> list[dict[str, Any]]:
+    """Return the topics of a sample. `losing` is the number of records lost per second."""
+    heads, old_heads, old_lost = (_named(*of) for of in ((now, "head_seq"), (before, "head_seq"), (before, "lost")))
+    figures: dict[str, tuple[dict[str, int], Any]] = {
+        name: (_named(now, metric), none) for name, (metric, none) in OF_TOPIC.items()
+    }
+    rows = []
+    for topic, head in heads.items():
+        row: dict[str, Any] = {"topic": topic, "head": head, "lag": now.lags.get(topic)}
+        row |= {name: values.get(topic, none) for name, (values, none) in figures.items()}
+        row["rate"] = max(head - old_heads.get(topic, head), 0) / took_s
+        rows.append(row | {"losing": max(row["lost"] - old_lost.get(topic, row["lost"]), 0) / took_s})
+    return rows
+
+
+def _named(sample: Sample, name: str) -> dict[str, int]:
+    found = sample.metrics.get(f"topics_topic_{name}")
     return found if isinstance(found, dict) else {}
 
 
-def _buckets(metrics: Metrics) -> dict[str, float]:
-    histogram = metrics.get("topics_wal_fsync_latency_us")
-    return histogram["buckets"] if isinstance(histogram, dict) else {}
-
-
-def _of_buckets(before: Mapping[str, float], now: Mapping[str, float], share: float) -> float | None:
-    """Return the upper bound of the bucket that a share of the new values lies in; None if there are none.
+def _of_buckets(before: Metrics, now: Metrics, share: float) -> float | None:
+    """Return the upper bound of the bucket that a share of the new syncs lies in; None if there are none.
 
     The buckets are cumulative counts by upper bound, with `+Inf` last.
     """
-    counts = sorted((float(name), now[name] - before.get(name, 0)) for name in now)  # `+Inf` is a number, too
+    old, new = ((one.get("topics_wal_fsync_latency_us") or {}).get("buckets", {}) for one in (before, now))
+    counts = sorted((float(name), new[name] - old.get(name, 0)) for name in new)  # `+Inf` is a number, too
     total = counts[-1][1] if counts else 0
     if total <= 0:
         return None
     return next(bound for bound, count in counts if count >= total * share)
-
-
-def sort_rows(found: list[TopicRow], order: str, needle: str) -> list[TopicRow]:
-    """Return the topics whose names contain the filter, in an order of `SORTS`."""
-    kept = [row for row in found if needle in row["topic"]]
-    if order == "topic":
-        return sorted(kept, key=lambda row: row["topic"])
-    return sorted(kept, key=lambda row: (-(row[order] or 0), row["topic"]))
 
 
 register = top.register

@@ -15,7 +15,6 @@ from msgspec import Raw
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import moment, printable
 from topics.client.items import Tombstone
-from topics.clock import SystemClock
 from topics.plurals import counted
 
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -83,7 +82,7 @@ def print_record(screen: Screen, raw: bytes, *, topic: str = "") -> None:
     tag, node = (json.loads(record.get(name, b"null")) for name in ("$tag", "$node"))
     words = [
         screen.paint(f"{int(record['$seq']):>6}", "green"),
-        screen.paint(moment(int(record["$ts"]), SystemClock().now_ms()), "dim"),
+        screen.paint(moment(int(record["$ts"])), "dim"),
     ]
     if topic:
         words.append(screen.paint(topic, "cyan"))

@@ -6,6 +6,8 @@ import re
 from argparse import ArgumentTypeError
 from datetime import UTC, datetime
 
+from topics.clock import SystemClock
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SIZE = re.compile(r"(\d+)(|k|K|M|G|T|KiB|MiB|GiB|TiB|B)")
@@ -126,10 +128,12 @@ def duration(ms: float) -> str:
     return f"{ms / 86_400_000:.3g} d"
 
 
-def moment(ms: int, now_ms: int) -> str:
-    """Return a time of the local zone: the clock time if it is within a day of `now_ms`, otherwise with its date."""
+def moment(ms: int | None) -> str:
+    """Return a time of the local zone: the clock time if it is within a day of now, otherwise with its date."""
+    if ms is None:
+        return ""
     when = datetime.fromtimestamp(ms / 1000, tz=UTC).astimezone()
-    if abs(now_ms - ms) < _UNIT_MS["d"]:
+    if abs(SystemClock().now_ms() - ms) < _UNIT_MS["d"]:
         return f"{when:%H:%M:%S}.{ms % 1000:03}"
     return f"{when:%Y-%m-%d %H:%M:%S}"
 

@@ -56,7 +56,7 @@ JOB_COLUMNS: Columns = {
 }
 LETTER_COLUMNS: Columns = {
     "seq>": lambda letter: Styled(str(letter["$seq"]), "red"),
-    "moved at": lambda letter: moment(letter["$ts"], SystemClock().now_ms()),
+    "moved at": lambda letter: moment(letter["$ts"]),
     "was job>": lambda letter: str(letter.get("meta", {}).get(SOURCE_SEQ, "")),
     "deliveries>": lambda letter: str(letter.get("meta", {}).get(DELIVERIES, "")),
     "tag": lambda letter: letter.get("$tag") or "",

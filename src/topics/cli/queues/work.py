@@ -75,9 +75,6 @@ def queue_state(call: Call) -> dict[str, Any]:
         option("--node NODE", "name of the worker [a new one for each run]"),
     ),
     request=_claim,
-    curl_notes=lambda args, curl: [
-        "The request claims one job. The command then runs the program, extends the lease, and acks or nacks the job."
-    ],
     usage="QUEUE -- COMMAND…",
     details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG, TOPICS_RECORD_KEY "
     "and TOPICS_DELIVERIES in its environment. The lease is extended while it runs. What it writes to the file "

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 from uuid import uuid4
 
 from msgspec import Struct, structs
@@ -24,7 +24,6 @@ from topics.client.items import (
     NewRecord,
     Page,
     Record,
-    RecordFields,
     RecordOptions,
     Tombstone,
     encode,
@@ -77,7 +76,7 @@ class AsyncRecordCalls(AsyncCalls):
     async def append_many(
         self,
         topic: str,
-        records: Sequence[NewRecord | RecordFields],
+        records: Sequence[NewRecord | Mapping[str, Any]],
         *,
         node: str | None = None,
         key: str | None = None,
