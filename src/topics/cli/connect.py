@@ -155,10 +155,6 @@ class Server(Connection):
         super().__init__(target.url, token=target.token, timeout_s=timeout_s, retries=BRIEFLY)
         self.target = target
 
-    def again(self) -> Server:
-        """Return another connection to the same server, for another thread."""
-        return Server(self.target)
-
     def json(self, request: Request) -> Any:
         """Send a request and return its decoded answer, without the timings of the server. Raise `TopicsError`."""
         answer = json.loads(self.send(request))
@@ -223,11 +219,6 @@ def delete(path: str) -> Request:
 
 def events(path: str) -> Request:
     return Request("GET", path, accept=EVENT_STREAM)
-
-
-def tag_match(text: str | None) -> str | list[str] | None:
-    """Return the condition for a tag as the server takes it: a trailing `*` matches the beginning."""
-    return ["tag", "Glob", text] if text is not None and text.endswith("*") else text
 
 
 def as_curl(request: Request, target: Target) -> str:

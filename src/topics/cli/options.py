@@ -129,17 +129,6 @@ FILTERS = (
 )
 
 
-def filter_of(args: argparse.Namespace) -> Any:
-    """Return the filter of the options as the server takes it; None without any of them."""
-    tag, where, grep = args.tag, args.where, args.grep
-    parts = [
-        *([] if tag is None else [["tag", "Glob" if tag.endswith("*") else "Eq", tag]]),
-        *([] if where is None else [["Where", where]]),
-        *([] if grep is None else [["data", "Grep", grep]]),
-    ]
-    return ["And", parts] if len(parts) > 1 else parts[0] if parts else None
-
-
 def filter_text(filter: list[Any]) -> str:
     """Return a filter of a router for a person."""
     tagged = len(filter) == 3 and filter[0] == "tag" and isinstance(filter[2], str)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from topics.cli.command import Args, Call, Command, group, removal
 from topics.cli.connect import get, post, put
-from topics.cli.options import FILTERS, filter_of, filter_text, option
+from topics.cli.options import FILTERS, filter_text, option
 from topics.cli.output.screen import Columns, Styled, highlighted
 from topics.cli.output.units import count, size
-from topics.client.call import Request, given, router_path
+from topics.client.call import Request, filter_of, given, router_path
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
 
@@ -55,7 +55,8 @@ def _create(args: Args) -> Request:
         "source": args.source, "dest": args.dest,
         "preserve_node": not args.drop_node, "preserve_tag": not args.drop_tag,
         "allow_cycle": args.allow_cycle, "guarantee": "exactly_once" if args.exactly_once else "at_least_once",
-        **given(filter=filter_of(args), from_seq=None if args.start is None else max(args.start - 1, 0)),
+        **given(filter=filter_of(args.tag, args.where, args.grep)),
+        **given(from_seq=None if args.start is None else max(args.start - 1, 0)),
     }  # fmt: skip
     return put(router_path(args.router), body)
 
@@ -107,7 +108,10 @@ preview = Command(
         option("--from TOPIC", "topic to copy from [that of the router]", dest="source", completes="topics"),
         *FILTERS,
     ),
-    request=lambda args: post(router_path(args.router, "preview"), given(source=args.source, filter=filter_of(args))),
+    request=lambda args: post(
+        router_path(args.router, "preview"),
+        given(source=args.source, filter=filter_of(args.tag, args.where, args.grep)),
+    ),
     examples="  topics router preview eu --from orders --tag 'eu:*'\n",
     says=lambda args, answer: (
         f"would copy {counted(answer['matched'], 'record')} ({size(answer['bytes'])}) "

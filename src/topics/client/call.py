@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import time
 import traceback
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
 from topics.client.errors import BadUrl, NotWriter, TopicsError, Unreachable
@@ -91,6 +92,22 @@ def with_query(path: str, **fields: Any) -> str:
     """Return a path with a query string of the fields that are not None."""
     texts = {name: str(value).lower() if isinstance(value, bool) else value for name, value in given(**fields).items()}
     return f"{path}{'&' if '?' in path else '?'}{urlencode(texts)}" if texts else path
+
+
+def tag_match(tag: str | None) -> tuple[Literal["tag"], Literal["Eq", "Glob"], str] | None:
+    """Return the condition for a tag; a trailing `*` matches the beginning."""
+    return None if tag is None else ("tag", "Glob" if tag.endswith("*") else "Eq", tag)
+
+
+def filter_of(tag: str | None, where: str | None, grep: str | None = None) -> Sequence[Any] | None:
+    """Return the filter for records that match all conditions; None without any."""
+    conditions = (
+        tag_match(tag),
+        None if where is None else ("Where", where),
+        None if grep is None else ("data", "Grep", grep),
+    )
+    parts = [one for one in conditions if one is not None]
+    return ("And", parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 def given(**fields: Any) -> dict[str, Any]:

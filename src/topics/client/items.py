@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, Required, Self, TypedDict, TypeVar
 
@@ -414,29 +414,50 @@ Seqs = Sequence[int | Exception]
 """One seq for each record, or the reason why the record was not written."""
 
 
-def seq_at(seqs: Seqs, index: int) -> int:
-    """Return the seq of one record. Raise the reason why it was not written."""
-    found = seqs[index]
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-class BatchSeq(Struct, gc=False, eq=False):
-    """The seq of one record of a batch, as both clients have it. `seqs` is a future of `Seqs`."""
+class SeqFuture(Struct, gc=False, eq=False):
+    """The seq of one record of a batch, for both clients. `seqs` is a future of `Seqs`."""
 
     seqs: Any
     index: int
 
+    def __await__(self) -> Generator[Any, None, int]:
+        import asyncio
+
+        # The future belongs to the batch: a caller that is cancelled must not cancel it for the others.
+        yield from asyncio.shield(self.seqs).__await__()
+        return self.result()
+
     def done(self) -> bool:
         return bool(self.seqs.done())
+
+    def result(self, timeout_s: float | None = None) -> int:
+        """Return the seq. Raise the error of the write.
+
+        The sync client waits for it, and raises `TimeoutError` after `timeout_s`. The async client raises
+        `asyncio.InvalidStateError` if it is not done.
+        """
+        found = self._found(timeout_s)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Return the error of the write, or None if it succeeded. Wait as `result` does."""
+        error: BaseException | None = self.seqs.exception(*_waits(timeout_s))
+        if error is not None:
+            return error
+        found = self._found(timeout_s)
+        return found if isinstance(found, Exception) else None
 
     def add_done_callback(self, function: Callable[[Self], object]) -> None:
         """Call a function with this future once it is done."""
         self.seqs.add_done_callback(lambda _: function(self))
 
+    def _found(self, timeout_s: float | None) -> int | Exception:
+        seqs: Seqs = self.seqs.result(*_waits(timeout_s))
+        return seqs[self.index]
 
-def error_at(seqs: Seqs, index: int) -> Exception | None:
-    """Return the reason why a record was not written, or None."""
-    found = seqs[index]
-    return found if isinstance(found, Exception) else None
+
+def _waits(timeout_s: float | None) -> tuple[float, ...]:
+    """Return the arguments of a call that waits for a future: those of asyncio take none."""
+    return () if timeout_s is None else (timeout_s,)

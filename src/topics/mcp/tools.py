@@ -25,8 +25,9 @@ from pydantic import Field
 
 from topics import __version__
 from topics.client import AsyncTopics
+from topics.client.call import filter_of, tag_match
 from topics.client.errors import TopicsError
-from topics.client.items import Filter, Match, ScheduleOptions
+from topics.client.items import Filter, ScheduleOptions
 from topics.model.queue import JobState
 
 MAX_RECORDS = 200  # of one answer
@@ -112,13 +113,13 @@ class Tools:
         """Read records in order, or those of the `last` so many seqs. A tombstone says which were lost, and why."""
         if last:
             from_seq = max(0, (await self.topics.topic(topic)).head_seq - last)
-        return await self._read(topic, from_seq, _filter(tag, where), limit, 0)
+        return await self._read(topic, from_seq, filter_of(tag or None, where or None), limit, 0)
 
     async def wait_for_records(
         self, topic: Topic, from_seq: Seq, tag: Tag = "", where: Where = "", wait_s: Wait = 30
     ) -> str:
         """Wait until a topic has a record behind a seq, and read it. If there is none, ask again."""
-        return await self._read(topic, from_seq, _filter(tag, where), 50, wait_s * 1000)
+        return await self._read(topic, from_seq, filter_of(tag or None, where or None), 50, wait_s * 1000)
 
     async def _read(self, topic: str, from_seq: int, wanted: Filter | None, limit: int, wait_ms: int) -> str:
         page = await self.topics.diff(
@@ -220,7 +221,9 @@ class Tools:
 
     async def delete_records(self, topic: Topic, before_seq: int = 0, tag: str = "", dry_run: bool = True) -> str:
         """Delete the records before a seq, or with a tag such as order-7 or order-*. `dry_run` only counts them."""
-        gone = await self.topics.delete(topic, before_seq=before_seq or None, match=_match(tag), dry_run=dry_run)
+        gone = await self.topics.delete(
+            topic, before_seq=before_seq or None, match=tag_match(tag or None), dry_run=dry_run
+        )
         return bounded(gone)
 
     async def delete_topic(self, topic: Topic) -> str:
@@ -242,15 +245,6 @@ def _key_option(token: str | None) -> Iterator[tuple[str, ...]]:
         file.write(token)
         file.flush()
         yield ("--token-file", file.name)
-
-
-def _match(tag: str) -> Match | None:
-    return ("tag", "Glob" if tag.endswith("*") else "Eq", tag) if tag else None
-
-
-def _filter(tag: str, where: str) -> Filter | None:
-    parts = [part for part in (_match(tag), ("Where", where) if where else None) if part]
-    return ("And", parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 async def _page(rows: AsyncIterator[Any], limit: int, after: str, name: str, tool: str) -> str:

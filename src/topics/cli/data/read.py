@@ -15,12 +15,12 @@ from msgspec import Raw
 
 from topics.cli.command import Args, Call, Command
 from topics.cli.connect import get, post, put
-from topics.cli.options import FILTERS, TOPIC, filter_of, one_of, option
+from topics.cli.options import FILTERS, TOPIC, one_of, option
 from topics.cli.output.failures import EXIT_NOT_FOUND, Failure, usage
 from topics.cli.output.records import elements, members, print_gap, print_record, template
 from topics.cli.output.units import parse_count, parse_positive, parse_time
 from topics.cli.tree import Subparsers
-from topics.client.call import NDJSON, Request, consumer_path, given, topic_path
+from topics.client.call import NDJSON, Request, consumer_path, filter_of, given, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import End, Position, Tombstone
 from topics.client.streams import ScanLines
@@ -40,7 +40,7 @@ Piece = bytes | Raw
 
 def _fields(args: Args) -> dict[str, Any]:
     """Return the filters, which `scan` and `diff` share."""
-    return given(filter=filter_of(args), node=args.skip_node, include_tags=True)
+    return given(filter=filter_of(args.tag, args.where, args.grep), node=args.skip_node, include_tags=True)
 
 
 def _request(args: Args, start: Position | None = None) -> Request:
@@ -329,7 +329,7 @@ HEARTBEAT_S = 15.0
 
 
 def _open(args: Args, cursor: str | None = None) -> Request:
-    options = given(tail=None if args.from_start else True, filter=filter_of(args))
+    options = given(tail=None if args.from_start else True, filter=filter_of(args.tag, args.where, args.grep))
     body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
     return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from topics.cli.command import Args, Call, Command
-from topics.cli.connect import delete, get, post, put, tag_match
+from topics.cli.connect import delete, get, post, put
 from topics.cli.options import TOPIC, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.screen import Cell, Columns, Styled, confirm, highlighted
@@ -24,7 +24,7 @@ from topics.cli.output.units import (
     size,
 )
 from topics.cli.tree import Subparsers
-from topics.client.call import Request, given, topic_path
+from topics.client.call import Request, given, tag_match, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.plurals import counted

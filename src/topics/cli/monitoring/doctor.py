@@ -18,14 +18,14 @@ from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
 from topics.cli.output.units import count, duration, size
 from topics.cli.tree import Subparsers
 from topics.client.call import LOCAL_HOSTS
-from topics.client.errors import TopicsError, Unreachable
-from topics.errors import Code
+from topics.client.errors import TopicsError
 from topics.plurals import counted
 
 LOW_SHARE = 0.1  # of a limit that is left
 MAX_SKEW_S = 5.0
 LOW_DISK_BYTES = 1 << 30
 LOOK_AGAIN_S = 1.0
+SEE_LOG = "see the log of the server"
 LIMITS = "raise the cap or TTL with `topics config`, or use --discard reject, if readers still need them"
 LOSSES = {
     "cap": ("ok", "caps evicted records of", LIMITS),
@@ -74,12 +74,7 @@ def _check_server(call: Call) -> Iterator[Finding]:
     try:
         body, response = call.server.send_once(call.request(call.args))
     except TopicsError as error:
-        fix = "see the log of the server"
-        if isinstance(error, Unreachable):
-            fix = call.server.failure(error).next_step
-        elif error.status in (401, 403):
-            fix = "pass --token-file, or add the key to the context"
-        yield Finding("server", "problem", error.message, fix)
+        yield Finding("server", "problem", error.message, call.server.failure(error).next_step or SEE_LOG)
         return
     took_s = time.time() - began_s
     health = json.loads(body)
@@ -109,11 +104,7 @@ def _check_ready(call: Call) -> Finding:
         ready = call.server.json(get("/v0/ready"))
         return Finding("ready", "ok", f"serves {counted(ready['topics'], 'topic')}")
     except TopicsError as error:
-        fixes: dict[str, str] = {
-            Code.READ_ONLY: "free space on its disk; writes resume by themselves",
-            Code.NOT_READY: "wait: the server replays its log",
-        }
-        return Finding("ready", "problem", error.message, fixes.get(error.code, "see the log of the server"))
+        return Finding("ready", "problem", error.message, call.server.failure(error).next_step or SEE_LOG)
 
 
 def _check_limits(call: Call) -> Iterator[Finding]:

@@ -12,14 +12,14 @@ import socket
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, group
-from topics.cli.connect import get, post, put, tag_match
+from topics.cli.connect import get, post, put
 from topics.cli.options import QUEUE, Row, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
 from topics.cli.output.records import elements, members, print_record
 from topics.cli.output.screen import Columns, Styled, confirm, highlighted
 from topics.cli.output.units import count, duration, moment, parse_progress, parse_seqs
 from topics.cli.queues.work import queue_state, work
-from topics.client.call import Request, given, topic_path
+from topics.client.call import Request, given, tag_match, topic_path
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.plurals import counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -9,7 +10,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from argparse import ArgumentTypeError
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -44,9 +44,9 @@ class Job(Struct, rename={"seq": "$seq", "tag": "$tag", "key": "$key"}):
     key: str | None = None
 
 
-def _claim(args: Args, node: str | None = None) -> Request:
+def _claim(args: Args) -> Request:
     wait_ms = 0 if args.until_empty else WAIT_MS
-    body = {"node": node or args.node or f"work-{os.getpid()}", "max": 1, "lease_ms": args.lease, "wait_ms": wait_ms}
+    body = {"node": args.node, "max": 1, "lease_ms": args.lease, "wait_ms": wait_ms}
     return post(topic_path(args.queue, "claim"), body, safe=False, wait_ms=wait_ms)
 
 
@@ -56,6 +56,10 @@ def queue_state(call: Call) -> dict[str, Any]:
     if state["type"] != "queue":
         raise TopicsError(Code.NOT_A_QUEUE, f'topic "{call.args.queue}" is a log, not a queue')
     return state
+
+
+def _add_node(parser: argparse.ArgumentParser) -> None:
+    option("--node NODE", "name of the worker [a new one for each run]", default=f"work-{os.urandom(4).hex()}")(parser)
 
 
 @Command(
@@ -72,7 +76,7 @@ def queue_state(call: Call) -> dict[str, Any]:
             "end when no job is ready; exit status 1 if a job failed. A failed job comes back as the retry policy of "
             "the queue says, and the command does not wait for delayed jobs",
         ),
-        option("--node NODE", "name of the worker [a new one for each run]"),
+        _add_node,
     ),
     request=_claim,
     usage="QUEUE -- COMMAND…",
@@ -111,7 +115,6 @@ class Pool:
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.node = call.args.node or f"work-{os.urandom(4).hex()}"
         self.stopping = threading.Event()
         self.ending = threading.Event()
         self.done = self.returned = self.dead = 0
@@ -141,7 +144,7 @@ class Pool:
 
     def _work(self) -> None:
         """Claim and run jobs. A server that does not answer is tried again; another error stops all threads."""
-        with self.call.server.again() as server:
+        with Server(self.call.server.target) as server:
             while not self.stopping.is_set():
                 try:
                     if not self._one(server) and self.call.args.until_empty:
@@ -156,39 +159,40 @@ class Pool:
 
     def _one(self, server: Server) -> bool:
         """Claim and run one job. Return False if none is ready."""
-        claimed = elements(members(server.send(_claim(self.call.args, self.node)))["claimed"])
+        claimed = elements(members(server.send(_claim(self.call.args)))["claimed"])
         if not claimed:
             return False
         job = msgspec.json.decode(claimed[0], type=Job)
         began = time.monotonic()
         problem, last = self._execute(server, job)
-        held = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
         took = duration((time.monotonic() - began) * 1000)
         if problem is None:
-            answer = server.json(post(topic_path(self.call.args.queue, "ack"), held))
+            answer = self._about(server, "ack", job)
             if answer["skipped"]:
                 self.call.screen.warn(f"job {job.seq}: the lease had expired; another worker may run it again")
             with self._lock:
                 self.done += 1
                 self.call.screen.note(f"job {job.seq}: finished in {took}")
         else:
-            self._return(server, job, held, f"{problem} after {took}", last)
+            self._return(server, job, f"{problem} after {took}", last)
         return True
 
-    def _return(self, server: Server, job: Job, held: dict[str, Any], problem: str, last: bytes) -> None:
+    def _about(self, server: Server, verb: str, job: Job, **fields: Any) -> Any:
+        held = {"node": self.call.args.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
+        return server.json(post(topic_path(self.call.args.queue, verb), held | fields))
+
+    def _return(self, server: Server, job: Job, problem: str, last: bytes) -> None:
         """Return a failed job to the queue, with the end of what its program wrote to standard error."""
         reason = problem + ("\n" + last.decode(errors="replace").strip() if last.strip() else "")
-        when = {"delay_ms": 0} if self.ending.is_set() else {"retry": True}
-        answer = server.json(post(topic_path(self.call.args.queue, "nack"), {**held, **when, "reason": reason}))
+        when: dict[str, Any] = {"delay_ms": 0} if self.ending.is_set() else {"retry": True}
+        answer = self._about(server, "nack", job, reason=reason, **when)
         is_dead = answer.get("dead_lettered", 0) > 0
         fate = "moved to the dead letters" if is_dead else "returned"
         if answer["skipped"]:  # the lease expired while the program ran, so the server returned the job by itself
             fate = "its lease had expired"
         with self._lock:
-            if is_dead:
-                self.dead += 1
-            else:
-                self.returned += 1
+            self.dead += is_dead
+            self.returned += not is_dead
             self.call.screen.note(f"job {job.seq}: {problem}; {fate} (delivery {job.deliveries})", "yellow")
 
     def _execute(self, server: Server, job: Job) -> tuple[str | None, bytes]:
@@ -203,15 +207,17 @@ class Pool:
             "TOPICS_PROGRESS": str(progress),
         }  # fmt: skip
         try:
-            # A group of its own: Ctrl-C reaches this process, which lets the program finish.
-            process = subprocess.Popen(
-                self.call.args.command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env, process_group=0
-            )
+            with tempfile.TemporaryFile() as data:
+                data.write(bytes(job.data) + b"\n")
+                data.seek(0)
+                # A group of its own: Ctrl-C reaches this process, which lets the program finish.
+                process = subprocess.Popen(
+                    self.call.args.command, stdin=data, stderr=subprocess.PIPE, env=env, process_group=0
+                )
         except OSError as error:
             self.problem = usage(f"{self.call.args.command[0]} cannot be run: {error.strerror}")
             self.stopping.set()
             return f"not started: {error.strerror}", b""
-        threading.Thread(target=_feed, args=(process, bytes(job.data)), daemon=True).start()
         last = bytearray()
         copying = threading.Thread(target=_copy_stderr, args=(process, last), daemon=True)
         copying.start()
@@ -253,22 +259,14 @@ class Pool:
 
     def _extend(self, server: Server, job: Job, written: bytes) -> bool:
         """Extend the lease, and report the progress that the program has written. Return False if it was cancelled."""
-        held = {"node": self.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
-        body = {**held, "lease_ms": self.call.args.lease}
-        with suppress(ArgumentTypeError):  # half a line, or none
-            body["progress"] = parse_progress(written.decode(errors="replace").rstrip().rpartition("\n")[2])
+        fields: dict[str, Any] = {"lease_ms": self.call.args.lease}
+        with suppress(argparse.ArgumentTypeError):  # half a line, or none
+            fields["progress"] = parse_progress(written.decode(errors="replace").rstrip().rpartition("\n")[2])
         try:
-            return not server.json(post(topic_path(self.call.args.queue, "extend"), body)).get("cancelled")
+            return not self._about(server, "extend", job, **fields).get("cancelled")
         except TopicsError as error:
             self.call.screen.warn(f"job {job.seq}: the lease could not be extended: {error}")
             return True
-
-
-def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
-    assert process.stdin is not None
-    with suppress(OSError):  # the program does not read its input
-        process.stdin.write(data + b"\n")
-        process.stdin.close()
 
 
 def _copy_stderr(process: subprocess.Popen[bytes], last: bytearray) -> None:

@@ -17,7 +17,6 @@ from topics.cli.connect import Server, Target, post, put
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.screen import Screen
-from topics.cli.servers import serve
 from topics.cli.tree import Subparsers
 from topics.client.call import consumer_path, router_path, topic_path
 from topics.errors import TopicsError
@@ -49,7 +48,6 @@ def register(subparsers: Subparsers) -> None:
         subparsers, "demo", "",
         option("--port PORT", "port of the server [TOPICS_PORT, or a free one]", default=port),
         option("--time DURATION", "stop after this time [Ctrl-C]"),
-        option("--open", "open the console in a browser"),
         option("--json", "print the addresses as JSON, also on a terminal"),
         details="Ctrl-C stops it and removes everything.",
     )  # fmt: skip
@@ -68,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
                 Server(Target(url=url, source="demo")) as shop_server,
             ):
                 try:
-                    _introduce(screen, url, opens=args.open)
+                    _introduce(screen, url)
                     shop = Shop(shop_server)
                     shop.open()
                     deadline_s = math.inf if args.time is None else time.monotonic() + args.time / 1000
@@ -85,25 +83,19 @@ def execute(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _introduce(screen: Screen, url: str, *, opens: bool) -> None:
-    console = f"{url}/console" if serve.answers(url, "/console") else None
+def _introduce(screen: Screen, url: str) -> None:
     if not screen.is_human:
-        screen.json({"url": url, "console": console})
+        screen.json({"url": url, "console": f"{url}/console"})
         screen.flush()
     else:
         screen.line(f"{screen.paint('A shop is open at', 'bold')} {url}")
-        if console:
-            screen.line(f"{screen.paint('Console', 'bold')}           {console}")
+        screen.line(f"{screen.paint('Console', 'bold')}           {url}/console")
         screen.line(f"\nIn another terminal: {screen.paint(f'export TOPICS_URL={url}', 'cyan')}, then try\n")
         width = max(len(command) for command, _ in TOUR)
         for command, text in TOUR:
             screen.line(f"  {screen.paint(command.ljust(width), 'green')}  {screen.paint(text, 'dim')}")
         screen.line("\nCtrl-C stops the shop and removes everything.")
         screen.flush()
-    if opens and console:
-        import webbrowser
-
-        webbrowser.open(console)
 
 
 # --- the shop

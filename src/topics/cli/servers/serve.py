@@ -4,12 +4,7 @@ import argparse
 import ctypes
 import os
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from topics import early_signals, logs
@@ -34,10 +29,9 @@ def register(subparsers: Subparsers) -> None:
     parser = add_parser(
         subparsers, "serve", "",
         option("--dev", "for development: in memory, on a free port, with few log lines"),
-        option("--open", "with --dev: open the console in a browser"),
         option("--json", "print only JSON lines, also on a terminal: implies --log-format json"),
         add_flags,
-        usage="%(prog)s [-h] [--dev [--open]] [--json] [--SETTING VALUE ...]",
+        usage="%(prog)s [-h] [--dev] [--json] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0. SIGHUP reads the files of "
         "certificates and API keys again.",
@@ -51,13 +45,19 @@ def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     early_signals.handle()
     try:
         if args.dev:
-            with _dev_settings(args, os.environ) as (env, flags):
-                return _serve(Settings.load(env, flags), args, build)
-        if args.open:
-            raise BadSettings(["--open: opens the console of a server that --dev starts; add --dev"])
+            return _serve(_dev_settings(args, os.environ), args, build)
         return _serve(Settings.load(os.environ, serve_flags(args)), args, build)
     except BadSettings as bad:
         return report(bad)
+
+
+def _dev_settings(args: argparse.Namespace, env: Mapping[str, str]) -> Settings:
+    """Return the settings of a server for development. Raise `BadSettings` if they contradict."""
+    flags = serve_flags(args)
+    if "data_dir" in flags:
+        raise BadSettings(["--data-dir: --dev keeps records in memory only; leave out one of the two"])
+    env = {name: value for name, value in env.items() if name not in ("TOPICS_DATA_DIR", "TOPICS_PORT")}
+    return Settings.load(env, {"port": "0", "log_level": "warning"} | flags)
 
 
 def _serve(settings: Settings, args: argparse.Namespace, build: "Build | None") -> int:
@@ -121,68 +121,6 @@ def _forget_flag(row: Setting, args: argparse.Namespace) -> None:
                 words[at] = f"{row.flag}={HIDDEN}"
             elif at and words[at - 1] == row.flag:
                 words[at] = HIDDEN
-
-
-# --- a server for development, in memory on a free port, which leaves nothing behind
-
-READY_S = 20.0
-LOOK_S = 0.02
-
-
-@contextmanager
-def _dev_settings(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Yield the environment and the flags of a server for development. Raise `BadSettings` if they contradict.
-
-    Announces the console once the server is ready, and opens it with `--open`.
-    """
-    flags = serve_flags(args)
-    if "data_dir" in flags:
-        raise BadSettings(["--data-dir: --dev keeps records in memory only; leave out one of the two"])
-    env = {name: value for name, value in env.items() if name not in ("TOPICS_DATA_DIR", "TOPICS_PORT")}
-    with tempfile.TemporaryDirectory(prefix="topics-dev-") as folder:
-        port_file = flags.get("port_file") or str(Path(folder) / "port")
-        merged = {"port": "0", "log_level": "warning", "port_file": port_file} | flags
-        Path(port_file).unlink(missing_ok=True)
-        threading.Thread(target=_announce, args=(Path(port_file), merged.get("host"), args), daemon=True).start()
-        yield env, merged
-
-
-def _announce(port_file: Path, host: str | None, args: argparse.Namespace) -> None:
-    """Wait until the server is ready. Print the address of its console, and open it in a browser if asked to."""
-    deadline_s, url = time.monotonic() + READY_S, ""
-    while not url or not answers(url, "/v0/ready"):
-        if time.monotonic() > deadline_s:
-            return
-        time.sleep(LOOK_S)
-        if port_file.exists():
-            url = f"http://{host or '127.0.0.1'}:{port_file.read_text().strip()}"
-    console = f"{url}/console" if answers(url, "/console") else None
-    screen = Screen(as_json=args.json)
-    if args.json:
-        screen.json({"url": url, "console": console})
-    else:
-        screen.line(f"in another terminal: export TOPICS_URL={url}")
-        if console is not None:
-            screen.line(f"console: {console}")
-    screen.flush()
-    if args.open and console is not None:
-        import webbrowser
-
-        webbrowser.open(console)
-
-
-def answers(url: str, path: str) -> bool:
-    """Return whether a GET request succeeds."""
-    from topics.client.call import Request
-    from topics.client.connection import Connection
-    from topics.client.errors import TopicsError
-
-    with Connection(url, timeout_s=READY_S) as connection:
-        try:
-            connection.send_once(Request("GET", path, accept="text/html, */*"))
-        except TopicsError:
-            return False
-    return True
 
 
 # --- `topics settings`, and the settings table as flags

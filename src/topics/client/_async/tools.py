@@ -7,12 +7,11 @@ import inspect
 from asyncio import Event as Event
 from asyncio import Future as Future
 from asyncio import sleep as sleep
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from topics.client import stop_signals
-from topics.client.items import BatchSeq, error_at, seq_at
 
 T = TypeVar("T")
 
@@ -38,23 +37,6 @@ async def call_within(seconds: float | None, function: Callable[[Any], Any], arg
 
 async def wait_until_done(future: Future[Any]) -> None:
     await asyncio.wait([future])
-
-
-class SeqFuture(BatchSeq, gc=False, eq=False):
-    """The seq of one record of a batch. Await it, or ask for its `result` once it is `done`."""
-
-    def __await__(self) -> Generator[Any, None, int]:
-        # The future belongs to the batch: a caller that is cancelled must not cancel it for the others.
-        seqs = yield from asyncio.shield(self.seqs).__await__()
-        return seq_at(seqs, self.index)
-
-    def result(self) -> int:
-        """Return the seq. Raise the error of the write, or `asyncio.InvalidStateError` if it is not done."""
-        return seq_at(self.seqs.result(), self.index)
-
-    def exception(self) -> BaseException | None:
-        """Return the error of the write, or None if it succeeded."""
-        return self.seqs.exception() or error_at(self.seqs.result(), self.index)
 
 
 class Group:

@@ -16,7 +16,7 @@ from topics.client._async import tools
 from topics.client._async.transport import UNLIMITED, AsyncTransport
 from topics.client.call import topic_path
 from topics.client.errors import BatchTooLarge, PayloadTooLarge
-from topics.client.items import Appended, RecordOptions, Seqs, encode, new_record
+from topics.client.items import Appended, RecordOptions, SeqFuture, Seqs, encode, new_record
 from topics.plurals import counted
 
 PAUSE_S = 0.005
@@ -90,7 +90,7 @@ class AsyncWriter:
                 raise
             error.add_note(f"The writer of {self._topic} failed, too: {failure}")
 
-    async def append(self, data: object, **options: Unpack[RecordOptions]) -> tools.SeqFuture:
+    async def append(self, data: object, **options: Unpack[RecordOptions]) -> SeqFuture:
         """Add one record, with the options of one of `AsyncTopics.append`; wait while too much is pending.
 
         Return a future of its seq, which fails with the write.
@@ -120,12 +120,12 @@ class AsyncWriter:
             batch.size_bytes += size
             self._pending_bytes += size
             if index + 1 < self._max_records and batch.size_bytes < self._max_bytes:
-                return tools.SeqFuture(batch.seqs, index)
+                return SeqFuture(batch.seqs, index)
             self._full.append(batch)
             self._open = None
             self._changed.set()
         await self._let_sender_run()
-        return tools.SeqFuture(batch.seqs, index)
+        return SeqFuture(batch.seqs, index)
 
     def _begin_batch(self) -> _Batch:
         if self._closing:

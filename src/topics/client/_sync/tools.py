@@ -10,7 +10,6 @@ from threading import Event as Event
 from time import sleep as sleep
 from typing import Any, TypeVar, cast
 
-from topics.client.items import BatchSeq, error_at, seq_at
 from topics.client.stop_signals import on_stop_signals as on_stop_signals
 
 T = TypeVar("T")
@@ -44,18 +43,6 @@ def call_within(seconds: float | None, function: Callable[[Any], Any], argument:
 
 def wait_until_done(future: Future[Any]) -> None:
     wait([future])
-
-
-class SeqFuture(BatchSeq, gc=False, eq=False):
-    """The seq of one record of a batch. `result` waits for it."""
-
-    def result(self, timeout_s: float | None = None) -> int:
-        """Wait for the seq and return it. Raise the error of the write, or `TimeoutError` after `timeout_s`."""
-        return seq_at(self.seqs.result(timeout_s), self.index)
-
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait, and return the error of the write, or None if it succeeded."""
-        return self.seqs.exception(timeout_s) or error_at(self.seqs.result(), self.index)
 
 
 class Group:
