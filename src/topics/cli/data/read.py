@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -83,20 +84,19 @@ def _request(args: Args, start: Position | None = None) -> Request:
 )
 def read(call: Call) -> None:
     reader, args = Reader(call), call.args
-    printer = Printer(call, partial(_commit, call) if args.commit else lambda piece: None)
     if args.commit and args.consumer is None:
         raise usage("--commit needs --consumer")
     if args.consumer is not None:
         found = call.server.json(get(consumer_path(args.topic, args.consumer)))
         args.first = found["seq"] + 1
-    waiting = _after_head(call)
+    waiting, pieces = _after_head(call), iter[Piece](())
     if waiting is not None:
         reader.position = waiting
-    elif not printer.show(reader.scan() if args.last is None else _last(call, reader)):
-        return
+    else:
+        pieces = reader.scan() if args.last is None else _last(call, reader)
     if args.follow:
-        call.screen.flush()
-        printer.show(within(reader.follow(), args.first or 1, args.last_seq))
+        pieces = chain(pieces, within(reader.follow(), args.first or 1, args.last_seq))
+    _show(call, pieces, partial(_commit, call) if args.commit else lambda piece: None)
 
 
 def _commit(call: Call, piece: Piece) -> None:
@@ -208,6 +208,7 @@ class Reader:
     def follow(self) -> Iterator[Piece]:
         """Yield new records, up to `--to` or until interrupted. Continue after broken connections and restarts."""
         args, lost_contact = self._call.args, False
+        self._call.screen.flush()
         while args.last_seq is None or self.position.seq < args.last_seq:
             try:
                 answer = self._call.server.send(_poll(args, self.position))
@@ -240,54 +241,45 @@ def _seq_of(line: bytes) -> int:
     return int(json.loads(line)["$seq"])
 
 
-class Printer:
-    """Prints records and gaps: coloured lines for a person, otherwise the JSON lines of the server as they are."""
-
-    def __init__(self, call: Call, done: Callable[[Piece], None] = lambda piece: None) -> None:
-        """`done` is called with each piece, or each line of it at the limit, once it is printed."""
-        self._done = done
-        self._screen, self._data_only, self._left = call.screen, call.args.data, call.args.limit
-        self._fill = call.args.format
-        # Whole blocks can be passed on if no option needs single lines: a pipe then gets millions a second.
-        self._takes_blocks = not (call.screen.is_human or self._data_only or self._fill) and self._left is None
-
-    def show(self, pieces: Iterable[Piece]) -> bool:
-        """Print pieces. Return False if `--limit` records were printed."""
-        write = sys.stdout.buffer.write
-        for piece in pieces:
-            if isinstance(piece, Raw):
-                self._gap(bytes(piece))
-            elif self._takes_blocks:
-                write(piece)
-            elif not self._lines(piece.splitlines()):
-                return False
-            self._done(piece)
-        return True
-
-    def _lines(self, lines: list[bytes]) -> bool:
-        write = sys.stdout.buffer.write
-        for line in lines:
-            if self._data_only:
-                write(members(line)["data"] + b"\n")
-            elif self._fill is not None:
-                self._fill(self._screen, line)
-            elif self._screen.is_human:
-                print_record(self._screen, line)
-            else:
-                write(line + b"\n")
-            self._left = None if self._left is None else self._left - 1
-            if self._left == 0:
-                self._done(line)
-                return False
-        return True
-
-    def _gap(self, tombstone: bytes) -> None:
-        if self._screen.is_human:
-            print_gap(self._screen, tombstone)
-        elif self._data_only or self._fill:
-            self._screen.warn(f"records were lost: {tombstone.decode()}")
+def _show(call: Call, pieces: Iterable[Piece], done: Callable[[Piece], None]) -> None:
+    """Print pieces, up to `--limit` records. `done` is called with what is printed: a piece, or a line at the limit."""
+    args, left, print_line = call.args, call.args.limit, _printer(call)
+    # Whole blocks are passed on if no option needs single lines: a pipe then gets millions of records a second.
+    takes_blocks = not (call.screen.is_human or args.data or args.format or left is not None)
+    for piece in pieces:
+        if isinstance(piece, Raw):
+            _show_gap(call, bytes(piece))
+        elif takes_blocks:
+            sys.stdout.buffer.write(piece)
         else:
-            self._screen.json(b'{"tombstone":' + tombstone + b"}")
+            for line in piece.splitlines():
+                print_line(line)
+                left = None if left is None else left - 1
+                if left == 0:
+                    done(line)
+                    return
+        done(piece)
+
+
+def _show_gap(call: Call, tombstone: bytes) -> None:
+    if call.screen.is_human:
+        print_gap(call.screen, tombstone)
+    elif call.args.data or call.args.format:
+        call.screen.warn(f"records were lost: {tombstone.decode()}")
+    else:
+        call.screen.json(b'{"tombstone":' + tombstone + b"}")
+
+
+def _printer(call: Call, topic: bytes = b"") -> Callable[[bytes], object]:
+    """Return what prints a record: its data, by a template, for a person, or as JSON. `topic` is JSON text."""
+    write, start = sys.stdout.buffer.write, b'{"topic":' + topic + b"," if topic else b"{"
+    if getattr(call.args, "data", False):
+        return lambda line: write(members(line)["data"] + b"\n")
+    if call.args.format is not None:
+        return lambda line: call.args.format(call.screen, start + line[1:])
+    if call.screen.is_human:
+        return partial(print_record, call.screen, topic=json.loads(topic or b'""'))
+    return lambda line: write(start + line[1:] + b"\n")
 
 
 # --- get
@@ -309,7 +301,7 @@ def _one(args: Args) -> Request:
     examples="  topics get orders 42\n  topics get orders 42 --data | jq .sku\n",
 )
 def get_record(call: Call) -> None:
-    call.args.limit, seq = None, call.args.seq
+    seq = call.args.seq
     page = members(call.server.send(call.request(call.args)))
     records = [record for record in elements(page["records"]) if _seq_of(record) == seq]
     if not records:
@@ -320,7 +312,7 @@ def get_record(call: Call) -> None:
             head = int(page["head_seq"])
             why = f"it was deleted; the head is {head:,}" if seq <= head else f"the head is {head:,}"
         raise Failure(f"{call.args.topic} has no record {seq:,}: {why}", status=EXIT_NOT_FOUND)
-    Printer(call).show([records[0] + b"\n"])
+    _printer(call)(records[0])
 
 
 # --- watch
@@ -397,15 +389,9 @@ def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | 
 
 def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
     frame = members(data)
-    topic, records = json.loads(frame["topic"]), elements(frame["records"])
-    start = b'{"topic":' + frame["topic"] + b","
+    print_line, records = _printer(call, frame["topic"]), elements(frame["records"])
     for record in records[:left]:
-        if call.args.format is not None:
-            call.args.format(call.screen, start + record[1:])
-        elif call.screen.is_human:
-            print_record(call.screen, record, topic=topic)
-        else:
-            sys.stdout.buffer.write(start + record[1:] + b"\n")
+        print_line(record)
     return None if left is None else max(left - len(records), 0)
 
 
