@@ -88,7 +88,7 @@ ROWS: dict[str, Row] = {
     "replica verify": Row("file://DIR/replica", "clean", form=TEXT),
     "replica promote": Row("--help", form=TEXT),  # a world with a standby: tests/faults/test_standby_processes.py
     "replica prune": Row("file://DIR/replica", "removed 0 objects", form=TEXT),
-    "completion": Row("bash", "complete-line", form=TEXT),
+    "completion": Row("bash", "complete-names", form=TEXT),
     "version": Row("", form=TEXT),
     "mcp": Row("--help", "--destructive", form=TEXT),  # tests/mcp run it
     # Spark takes seconds to start: tests/spark and tests/cli/test_pipeline_* run these.

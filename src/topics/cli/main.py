@@ -60,10 +60,10 @@ def _dispatch(words: list[str]) -> int:
         if words[1:] in ([], ["--json"]):
             return print_version(as_json=len(words) > 1)
         words[0] = "version"
-    if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
-        from topics.cli.completion import print_candidates
+    if words[:1] == ["complete-names"] and len(words) == 2:  # called by the scripts of `topics completion`
+        from topics.cli.completion import print_names
 
-        return print_candidates(words[1], words[2], build_parser)
+        return print_names(words[1])
     words = _with_options_last(words)
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
         return _help(words)

@@ -20,6 +20,8 @@ Row = Callable[[Any], object]
 
 # How the value of an option is parsed, by its placeholder. Other values stay text.
 PARSERS = {"DURATION": parse_duration, "SIZE": parse_size, "SEQ": parse_count, "N": parse_positive}
+# How each shell completes the name of a file, as shtab takes it: any text may be one.
+FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))"}
 SHAPES = {"?": "[{}]", "+": "{}…", "*": "[{}…]"}  # of arguments, by `nargs`
 
 
@@ -45,9 +47,20 @@ def option(usage: str, help: str = "", *, completes: str = "", **keywords: Any) 
     def add(to: argparse._ActionsContainer) -> None:
         action = to.add_argument(*names, help=help or None, **keywords)
         if completes:
-            action.completes = completes  # type: ignore[attr-defined]
+            action.complete = _names_of(completes)  # type: ignore[attr-defined]
+        elif action.nargs != 0 and action.choices is None and action.type is None:
+            action.complete = FILES  # type: ignore[attr-defined]
 
     return add
+
+
+def _names_of(kind: str) -> dict[str, Any]:
+    """Return how each shell completes names of a kind, as shtab takes it."""
+    command, function = f"topics complete-names {kind}", f"_topics_{kind}"
+    # Without this, bash takes what follows a colon for a word of its own, and names have colons.
+    bash = f'COMP_WORDBREAKS=${{COMP_WORDBREAKS//:/}}\n{function}() {{ compgen -W "$({command})" -- "$1"; }}'
+    zsh = f'{function}() {{ compadd -- ${{(f)"$({command})"}} }}'
+    return {"bash": function, "zsh": function, "fish": f"({command})", "preamble": {"bash": bash, "zsh": zsh}}
 
 
 def one_of(*rows: Row, required: bool = False) -> Row:

@@ -89,7 +89,8 @@ def read(call: Call) -> None:
     if args.consumer is not None:
         found = call.server.json(get(consumer_path(args.topic, args.consumer)))
         args.first = found["seq"] + 1
-    waiting, pieces = _after_head(call), iter[Piece](())
+    pieces: Iterator[Piece] = iter(())
+    waiting = _after_head(call)
     if waiting is not None:
         reader.position = waiting
     else:
