@@ -191,7 +191,7 @@ def test_command_speaks_to_a_person_on_a_terminal(name: str, cli: Cli, world: Pa
     words = words_of(name, "terminal", world)
     if name == "serve":
         with Terminal(cli, *words) as terminal:
-            terminal.wait_for('"console"')
+            terminal.wait_for('"urls"')
             done = Done(terminal.interrupt(), terminal.seen, "")
     else:
         done = cli.tty(*words)
