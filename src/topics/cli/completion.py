@@ -14,7 +14,7 @@ from topics.cli.connect import Server, get
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
-from topics.cli.tree import Subparsers
+from topics.cli.tree import Subparsers, build_parser
 from topics.errors import TopicsError
 
 MAX_NAMES = 1000
@@ -37,8 +37,6 @@ def register(subparsers: Subparsers) -> None:
 
 def _print(args: argparse.Namespace) -> int:
     import shtab
-
-    from topics.cli.main import build_parser
 
     script = shtab.complete(build_parser(), shell=args.shell)
     if args.json:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from topics import __version__
 from topics.cli import tree
+from topics.cli.tree import build_parser
 
 if TYPE_CHECKING:
-    import argparse
-
     from topics.cli.tree import Subparsers
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -25,22 +24,6 @@ COMMON_OPTIONS = {
 # Their commands take these options.
 HAS_COMMANDS = ("queue", "schedule", "router", "consumer", "replica", "pipeline")
 VERSION_FLAGS = ("-V", "--version", "version")
-
-
-def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser for a command line, with only the command that it names; without words, with all commands."""
-    import importlib
-
-    from topics.cli import pipeline_start
-
-    pipeline_start.Parser.words = words or ()
-    parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
-    parser.is_first = True
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    named = [tree.ROWS[words[0]]] if words and words[0] in tree.ROWS else tree.ROWS.values()
-    for module in dict.fromkeys(row.module for row in named):
-        importlib.import_module(f"topics.cli.{module}").register(subparsers)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

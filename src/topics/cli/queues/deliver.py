@@ -53,9 +53,6 @@ def _claim(args: Args) -> Request:
         option("--allow-private", "also send to addresses of private networks and of this machine"),
     ),
     request=_claim,
-    curl_notes=lambda args, curl: [
-        f"The request claims jobs. The command then sends each one to {args.to}, and acks or nacks it."
-    ],
     details="Standard Webhooks says how a receiver checks the signature. A repeated delivery has the id of the first "
     "one. Any status but 2xx is a failure, also a redirect: the job goes back, and comes again as the retry policy of "
     "the queue says (or when the Retry-After of the answer says), until max_deliveries moves it to the dead letters "
