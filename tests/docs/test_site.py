@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.browser import Site, dump_dom, needs_browser
 from tests.cli.terminal import Cli
 from tests.conftest import ServerProcess
 
@@ -123,3 +124,27 @@ def test_first_screen_of_the_site_shows_what_its_commands_print(site: ModuleType
     plain = [re.sub(r"\d\d:\d\d:\d\d\.\d{3}", "TIME", text) for text in (done.out.replace("\r", ""), shown)]
     assert plain[0].split() == plain[1].split()
     server.stop()
+
+
+RESULT = """
+<div role="main"><h1>Queues</h1><p>A release is a version.
+Workers lease jobs, e.g. with <code>topics.client</code>. Yes.</p>
+<table><tr><td>lease</td><td>how long a lease is, in ms</td></tr></table><pre>lease = 1</pre>
+<section id="part"><p>A key orders its jobs.</p><ul><li>Short lease.</li></ul></section></div>"""
+
+
+@needs_browser
+def test_summary_of_a_search_result_is_a_sentence(tmp_path: Path) -> None:
+    script = (ROOT / "tools/site/static/site.js").read_text()
+    asked = [("['lease']", "null"), ("['nothing']", "null"), ("['key']", "'#part'"), ("['job', 'leas']", "null")]
+    calls = ", ".join(
+        f"Search.makeSearchSummary(html, new Set({words}), {anchor}).textContent" for words, anchor in asked
+    )
+    with Site(lambda _: None) as site:
+        site.page = f"""<body><script>{script}</script><script>const Search = {{}}; const html = {RESULT!r}
+            addEventListener("DOMContentLoaded", () => document.body.textContent = [{calls}].join("|"))</script>"""
+        shown = dump_dom(site.origin, tmp_path)
+    assert [text.split("<")[0] for text in shown.split("<body>")[1].split("|")] == [
+        "Workers lease jobs, e.g. with topics.client.", "A release is a version.", "A key orders its jobs.",
+        "Workers lease jobs, e.g. with topics.client.",
+    ]  # fmt: skip
