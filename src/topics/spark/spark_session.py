@@ -20,7 +20,7 @@ from topics.spark.jvm import find_java, quick_start
 from topics.spark.options import BadOption, read_options, with_absolute_paths
 from topics.spark.source.schema_layout import MALFORMED, RECORD, layout_of, plain_schema
 from topics.spark.sql import kinds
-from topics.spark.sql.tables import LEDGER, declared, names_of
+from topics.spark.sql.tables import declared, names_of
 from topics.spark.sql.text import quoted
 
 SAMPLE = 1000  # records that are read to infer a schema
@@ -94,7 +94,7 @@ def create_tables(
     """
     options = with_absolute_paths(options)
     prefix = options.pop("subscribePrefix", "")
-    names = {name for name in names_of(options) - {LEDGER} if name.startswith(prefix)}
+    names = {name for name in names_of(options) if name.startswith(prefix)}
     tables = table_names(names)
     if unknown := sorted(set(schemas) - set(tables.values())):
         raise BadOption(f"schemas: topic {unknown[0]!r} does not exist")

@@ -345,7 +345,6 @@ case(
     f"select seq from {V} where seq > 4 and kind = 'record' and tag is null order by seq limit 2",
     lambda w: [(9,), (10,)],
 )
-case("select count(*) from lake.gaps", lambda w: [(0,)])
 
 FEW = 9  # every ninth statement runs on Spark in the short suite, where one takes as long as forty on DuckDB
 

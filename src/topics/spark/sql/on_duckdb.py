@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyarrow import dataset
 
 from topics.engine.offline.directory import Excerpt
-from topics.lake import Lake
 from topics.lake.columns import JsonFields
 from topics.spark.options import ReadOptions, read_options
 from topics.spark.source import plan
@@ -48,7 +47,7 @@ class DuckTables(Tables):
         """Without `files`, a statement reads topics and lakes, and no other file of this machine."""
         super().__init__(options, gaps=gaps)
         self._database = duckdb.connect(config={"enable_external_access": "true" if files else "false"})
-        self._views: dict[str, _Topic | pa.Table] = {}
+        self._views: dict[str, _Topic] = {}
         for statement in SETUP:
             self._database.execute(statement)
 
@@ -68,7 +67,7 @@ class DuckTables(Tables):
                 if table is not None and table not in statement.tables:
                     statement.tables.append(table)
             for table in dict.fromkeys(statement.tables):
-                view = Lake(self._options["lake"]).ledger() if self._is_ledger(table) else self._topic(statement, table)
+                view = self._topic(statement, table)
                 self._views[table] = view
                 self._database.register(table, view)
             found = self._database.sql(statement.text)
@@ -103,7 +102,7 @@ class DuckTables(Tables):
     def _explained(self, error: Exception, statement: Statement) -> Exception:
         """Return the error of a topic that could not be read, or DuckDB's without its kind."""
         for view in self._views.values():
-            if isinstance(view, _Topic) and view.failure is not None:
+            if view.failure is not None:
                 return view.failure
         if isinstance(error, duckdb.CatalogException) and (
             name := re.search(r"Table with name (\S+) does", str(error))

@@ -93,10 +93,6 @@ class SparkTables(Tables):
         self._views += dict.fromkeys(tables)
         self._spark.conf.set(VIEWS, json.dumps(self._views))
         for table in dict.fromkeys(tables):
-            if self._is_ledger(table):
-                ledger = Lake(self._options["lake"]).ledger()
-                self._spark.createDataFrame(ledger).createOrReplaceTempView(quoted(table))
-                continue
             # Spark reuses a plan with its first filters, so filters are pushed only for a table that is read once.
             push = statement.tables.count(table) == 1 and "with" not in statement.words
             typed = self._typed_columns(table)

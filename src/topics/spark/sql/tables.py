@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields
 RECORD_COLUMNS = ("topic", "seq", "ts", "node", "tag", "meta", "data")
 GAP_COLUMNS = ("kind", "gap_to", "reason")
-LEDGER = "lake.gaps"  # a table that is not a topic: ranges that were lost before they were archived
 HIDDEN = tuple(f"_{name}" for name in JSON_COLUMNS)
 
 
@@ -67,7 +66,7 @@ def names_of(options: Mapping[str, str]) -> set[str]:
         with directory.Directory(Fs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as opened:
             return set(opened.topics)
     if (lake := options.get("lake")) is not None:
-        found |= {*Lake(lake).snapshot().topics(), LEDGER}
+        found |= {*Lake(lake).snapshot().topics()}
     if options.get("lakeOnly") != "true":
         reached = connection(known(options, KNOWN_OPTIONS))
         with client_for(reached) as client:
@@ -108,9 +107,10 @@ class Tables:
         statement = read(text, names, self.dialect)
         words = text.lower().split()
         if words == ["show", "tables"]:
-            order = sorted((self._is_ledger(name), name.startswith("sys:"), name) for name in names)
-            return Answer.of(["table"], [(name,) for *_, name in order])
-        if words[:1] in (["describe"], ["desc"]) and len(words) == 2 and statement.tables not in ([], [LEDGER]):
+            return Answer.of(
+                ["table"], sorted(((name,) for name in names), key=lambda row: (row[0].startswith("sys:"), row))
+            )
+        if words[:1] in (["describe"], ["desc"]) and len(words) == 2 and statement.tables:
             return self._describe(statement.tables[0])
         answer = self._run(statement)
         answer.notes = self._missing(statement)
@@ -162,11 +162,6 @@ class Tables:
         found.state()
         return found.typed()
 
-    def _is_ledger(self, table: str) -> bool:
-        """Return whether the name is the gap ledger of the lake, and not an archived topic of that name."""
-        lake = self._options.get("lake")
-        return table == LEDGER and lake is not None and LEDGER not in Lake(lake).snapshot().topics()
-
     def _columns(self) -> tuple[str, ...]:
         return (*RECORD_COLUMNS, *GAP_COLUMNS) if self._gaps else RECORD_COLUMNS
 
@@ -180,9 +175,8 @@ class Tables:
     def _missing(self, statement: Statement) -> list[str]:
         """Return a note for each used field that is in none of the tables."""
         notes: list[str] = []
-        tables = [table for table in dict.fromkeys(statement.tables) if not self._is_ledger(table)]
         for field in dict.fromkeys(statement.fields):
-            seen = [(table, *self._infer(table, field.column)) for table in tables]
+            seen = [(table, *self._infer(table, field.column)) for table in dict.fromkeys(statement.tables)]
             if (
                 not field.path
                 or not seen
@@ -224,8 +218,8 @@ class Tables:
 def no_topic(name: str, names: set[str]) -> str:
     if near := difflib.get_close_matches(name, names, n=3):
         return f"there is no topic {name}; did you mean {' or '.join(near)}?"
-    shown = nearest(name, names - {LEDGER})
-    more = len(names - {LEDGER}) - len(shown)
+    shown = nearest(name, names)
+    more = len(names) - len(shown)
     others = f" and {counted(more, 'other')}; SHOW TABLES lists them" if more else ""
     listed = f"{'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}" if shown else "is none yet"
     return f"there is no topic {name}; there {listed}"
