@@ -2,8 +2,8 @@
 
     from topics.lake import Lake
 
-Needs pyarrow and deltalake (extra `lake`), but neither Spark nor a server. `layout` describes the files, `facts` how
-progress and gaps are stored, and `table` how a change is committed.
+Needs pyarrow and deltalake (extra `lake`), but neither Spark nor a server. `layout` describes the files, and `table`
+how progress, gaps and changes are committed.
 """
 
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState, joined

@@ -1,5 +1,9 @@
 """A Delta table at a place of its own: its newest version, the facts in its log, and commits.
 
+A fact is an application transaction (`txn`), a part of Delta that a commit changes together with its files and that
+stays in the table for good, through merges, vacuums and checkpoints of any program. It is a name and a number. Two
+commits that set the same fact conflict: Delta refuses the second one unless it was made from the result of the first.
+
 A commit adds and removes files and sets facts, at once. It is written as exactly the version after the one that was
 checked, without the retries of `deltalake`: of two processes one succeeds, and the other checks again. `deltalake` does
 not sync files of a local disk, so commits and checkpoints are synced here.
@@ -11,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -19,7 +25,6 @@ from msgspec import Struct
 
 from topics.clock import SystemClock
 from topics.lake.errors import Conflict, Damaged, LakeError
-from topics.lake.facts import Facts, FactsReader
 from topics.lake.layout import LOG
 from topics.lake.storage import Storage, with_remedies
 
@@ -32,6 +37,9 @@ PROPERTIES = {
 
 # Checkpoints are made explicitly, because they must be synced before the log before them is removed.
 BY_HAND = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+Facts = Mapping[str, int]
 
 
 class Added(NamedTuple):
@@ -229,3 +237,55 @@ class DeltaFolder:
                 yield
         except DeltaError as error:
             raise LakeError(f"{self.uri}: {error}") from error
+
+
+class FactsReader:
+    """Reads the facts of one table from its log. Reads only the versions that are new since the last call.
+
+    `deltalake` returns a fact by its name; this class lists all of them.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        """`storage` is the place of the table."""
+        self._storage = storage
+        self._version = -1
+        self._facts: dict[str, int] = {}
+        self.checkpoint = -1  # the version of the newest known checkpoint
+
+    def at(self, version: int) -> Facts:
+        """Return the facts as of a version of the table, which must not be older than at the last call."""
+        if version > self._version:
+            facts, at = self._start(version)
+            for number in range(at + 1, version + 1):
+                text = self._storage.read(path := f"{LOG}/{number:020d}.json")
+                if text is None:
+                    raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake")
+                for action in (msgspec.json.decode(line) for line in text.splitlines() if b'"txn"' in line):
+                    if "txn" in action:
+                        facts[action["txn"]["appId"]] = action["txn"]["version"]
+            self._facts, self._version = facts, version
+        return self._facts
+
+    def _start(self, version: int) -> tuple[dict[str, int], int]:
+        """Return facts to continue from, and their version: the known ones, or those of a later checkpoint."""
+        text = self._storage.read(f"{LOG}/_last_checkpoint")
+        checkpoint = None if text is None else msgspec.json.decode(text)
+        at = -1 if checkpoint is None else int(checkpoint["version"])
+        self.checkpoint = max(self.checkpoint, at)
+        if checkpoint is None or not self._version < at <= version:
+            return dict(self._facts), self._version
+        if "v2Checkpoint" in checkpoint:
+            raise LakeError(f"{self._storage.uri(LOG)}: this version of topics cannot read checkpoints of kind v2")
+        parts = int(checkpoint.get("parts") or 0)
+        names = [f"{at:020d}.checkpoint.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+        facts: dict[str, int] = {}
+        for name in names or [f"{at:020d}.checkpoint.parquet"]:
+            path = f"{LOG}/{name}"
+            try:
+                with self._storage.open(path) as file:
+                    found = pq.ParquetFile(file).read(columns=["txn.appId", "txn.version"])
+            except FileNotFoundError:
+                raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake") from None
+            rows = found.column("txn").combine_chunks().drop_null()
+            facts.update(zip(rows.field("appId").to_pylist(), rows.field("version").to_pylist(), strict=True))
+        return facts, at

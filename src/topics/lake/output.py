@@ -11,9 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from topics.lake.delta_folder import Actions, Added, DeltaFolder
+from topics.lake.delta_folder import Actions, Added, DeltaFolder, Facts
 from topics.lake.errors import Conflict, Damaged, Moved, NoTable
-from topics.lake.facts import Facts
 from topics.lake.files import ROWS_FILE_BYTES, RowsFile, RowsWriter, read_rows
 from topics.lake.layout import LOG
 from topics.lake.storage import Storage

@@ -12,6 +12,17 @@ known from the log. The second is distinguished from the third as follows:
 - A file that replaces others, with seqs of a file that an erasure has removed, and that was written before the commit
   of the erasure, was made from the removed file. Its commit would conflict as well.
 - Any other file is removed when it is older than the retention.
+
+The facts of a topic are:
+
+    topics/archived/<epoch>                           the last archived seq
+    topics/gap/<epoch>/<first>/<met at, ms>/<reason>  the last seq of the gap
+    topics/trimmed/<epoch>                            the last seq that a trim has deleted from the topic
+    topics/erased                                     the number of erasures
+    topics/removed                                    the number of the last erasure that has replaced files
+    topics/purged                                     the number of the last erasure whose old files were removed
+
+So a gap is not a row, and no reader can take it for a record.
 """
 
 from __future__ import annotations
@@ -23,15 +34,15 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from topics.lake import facts
-from topics.lake.archived import Change, File, TopicState
+from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
 from topics.lake.columns import BadColumns, TypedColumns
-from topics.lake.delta_folder import Actions, Added, DeltaFolder
+from topics.lake.delta_folder import Actions, Added, DeltaFolder, Facts
 from topics.lake.errors import Conflict, Damaged
 from topics.lake.files import NO_COLUMNS
 from topics.lake.layout import LOG, PARTITIONS, SCHEMA, parse_path, topic_folder
 from topics.lake.storage import Storage, StoredFile
 
+ERASED, REMOVED, PURGED = "topics/erased", "topics/removed", "topics/purged"
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
 
 PROPERTIES = {"delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS} hours"}
@@ -81,10 +92,10 @@ class TopicTable:
             )
         if version > self._state.version:
             known = self._delta.facts()
-            epochs = facts.by_epoch(known, self.topic, _files(self._folder, self._delta.files()))
+            epochs = epochs_of(known, self.topic, _files(self._folder, self._delta.files()))
             self._state = TopicState(
-                topic=self.topic, version=version, epochs=epochs, erasures=known.get(facts.ERASED, 0),
-                removed=known.get(facts.REMOVED, 0), purged=known.get(facts.PURGED, 0),
+                topic=self.topic, version=version, epochs=epochs, erasures=known.get(ERASED, 0),
+                removed=known.get(REMOVED, 0), purged=known.get(PURGED, 0),
             )  # fmt: skip
         return self._state
 
@@ -213,7 +224,7 @@ class TopicTable:
                 newest, set_facts = self.state(), dict[str, int]()
                 for change in changes:
                     _check(newest, base, change)
-                    set_facts.update(facts.of_change(change, newest))
+                    set_facts.update(facts_of(change, newest))
                 return Actions(adds=adds, removes=removes, is_change=is_change, facts=set_facts, note=note)
 
             self._delta.commit(build)
@@ -273,3 +284,54 @@ def _files(folder: str, actions: pa.Table) -> dict[int, list[File]]:
 def _ms(moment: datetime) -> int:
     utc = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return round(utc.timestamp() * 1000)
+
+
+# --- facts
+
+
+def facts_of(change: Change, base: TopicState) -> dict[str, int]:
+    """Return the facts that a change sets.
+
+    An archive change sets the number of erasures to its old value: if an erasure was committed meanwhile, the change
+    may contain erased records and must conflict.
+    """
+    facts: dict[str, int] = {}
+    if change.covered is not None:
+        facts[f"topics/archived/{change.epoch}"] = change.covered[1]
+        facts[ERASED] = base.erasures
+    facts.update(fact_of_gap(change.epoch, gap) for gap in change.gaps)
+    if change.trimmed_to is not None:
+        known = base.epoch(change.epoch).trimmed_to
+        facts[f"topics/trimmed/{change.epoch}"] = max(known, change.trimmed_to)
+    if change.op == "erase":
+        facts[ERASED] = base.erasures + 1
+        if change.removes:
+            facts[REMOVED] = base.erasures + 1
+    if change.op == "purge":
+        facts[PURGED] = base.removed
+    return facts
+
+
+def fact_of_gap(epoch: int, gap: Gap) -> tuple[str, int]:
+    return f"topics/gap/{epoch}/{gap.first}/{gap.met_at}/{gap.reason}", gap.last
+
+
+def epochs_of(facts: Facts, topic: str, files: Mapping[int, Sequence[File]]) -> dict[int, ArchivedEpoch]:
+    """Return the epochs of a topic, from its facts and the files of each. Facts of other programs are ignored."""
+    ends, trims, gaps = dict[int, int](), dict[int, int](), dict[int, list[Gap]]()
+    for name, value in facts.items():
+        match name.split("/", 5):
+            case ["topics", "archived", epoch]:
+                ends[int(epoch)] = value
+            case ["topics", "trimmed", epoch]:
+                trims[int(epoch)] = value
+            case ["topics", "gap", epoch, first, met_at, reason]:
+                gaps.setdefault(int(epoch), []).append(Gap(int(first), value, reason, int(met_at)))
+    return {
+        epoch: ArchivedEpoch(
+            topic=topic, epoch=epoch, archived_to=ends.get(epoch, 0), trimmed_to=trims.get(epoch, 0),
+            files=tuple(sorted(files.get(epoch, ()), key=lambda file: file.first)),
+            gaps=tuple(sorted(gaps.get(epoch, ()), key=lambda gap: gap.first)),
+        )
+        for epoch in sorted({*files, *ends, *trims, *gaps})
+    }  # fmt: skip

@@ -1,22 +1,30 @@
-"""The class that Spark loads for `format("topics")`: it creates readers and writers from their options."""
+"""The class that Spark loads for `format("topics")`, and its writers, which append rows to topics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
+import pyarrow as pa
 from msgspec import structs
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    WriterCommitMessage,
 )
 from pyspark.sql.types import StructField, StructType
 
 from topics.spark.options import BadOption, WriteOptions, patient, read_options, write_options
-from topics.spark.sink.writers import BatchWriter, StreamWriter
+from topics.spark.sink.chunks import GridChunks, OrderedChunks, Sent, send
+from topics.spark.sink.rows import Renderer
+from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.readers import FilteringReader, TopicsReader, TopicsStreamReader
 from topics.spark.source.schema_layout import plain_schema
 
@@ -60,7 +68,8 @@ def for_reading(given: Mapping[str, str], schema: StructType) -> Mapping[str, st
         return given
     if any(key.lower() in _CHOICES for key in given):
         return given
-    return _merged(stored, given)
+    own = {key.lower() for key in given}
+    return {key: stored[key] for key in stored if key.lower() not in own} | {key: given[key] for key in given}
 
 
 def _stored(schema: StructType) -> dict[str, str] | None:
@@ -70,9 +79,105 @@ def _stored(schema: StructType) -> dict[str, str] | None:
     return None
 
 
-def _merged(stored: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    own = {key.lower() for key in given}
-    return {key: stored[key] for key in stored if key.lower() not in own} | {key: given[key] for key in given}
+# --- writers
+#
+# A repeated task or batch sends the same requests under the same idempotency keys (`topics.spark.sink.chunks`), so it
+# writes nothing twice. Records are readable as soon as a task has sent them. A log cannot remove records, so there is
+# no commit or abort.
+
+QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
+BATCH_ID = "streaming.sql.batchId"
+
+
+class NotAppend(ValueError):
+    """The write mode would have to remove records from a log."""
+
+
+class ShortWindow(ValueError):
+    """The idempotency window of the topic is shorter than the query needs."""
+
+
+class TaskWrites(WriterCommitMessage):
+    """What a task wrote, as Spark takes it."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.records, self.repeated = sent.records, sent.repeated
+
+
+class _Writer:
+    not_append: str  # why rows cannot be replaced
+    write_id: str | None = None  # of a batch
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise NotAppend(self.not_append)
+        self._options = options
+        self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
+        check_window(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
+        """Write the rows of a task. Keys have query and batch of a stream (also in `foreachBatch`), or the write id."""
+        task, options = TaskContext.get(), self._options
+        query = None if task is None else task.getLocalProperty(QUERY_ID)
+        batch = None if task is None else task.getLocalProperty(BATCH_ID)
+        if query is not None and batch is not None:
+            run = f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
+        elif self.write_id is None:
+            raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
+        else:
+            run = f"spark/{self.write_id}"
+        return write_rows(iterator, options, self._renderer, run)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """`df.write`. Created once and sent to the tasks, so its id is the same in every attempt."""
+
+    not_append = 'a topic is a log: its records cannot be replaced; write with mode("append")'
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self.write_id = options.write_id or uuid.uuid4().hex
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """`df.writeStream`. Spark creates one per micro-batch."""
+
+    not_append = (
+        "output mode complete replaces earlier rows, and the records of a topic cannot be replaced: "
+        'use outputMode("append"), or write the batches of foreachBatch'
+    )
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
+    task = TaskContext.get()
+    grid = GridChunks(run, key_by=options.key_by)
+    plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
+    done = Sent()
+    with client_for(options.connection) as client:
+        for batch in batches:
+            sourced_rows, plain_rows = renderer.rows(batch)
+            send(client, options, grid.add(sourced_rows), done)
+            send(client, options, plain.add(plain_rows), done)
+        send(client, options, grid.finish(), done)
+        send(client, options, plain.finish(), done)
+    return TaskWrites(done)
+
+
+def check_window(options: WriteOptions) -> None:
+    """Raise `ShortWindow` if idempotencyWindowMs is set and the existing topic has a shorter window."""
+    if options.window_ms is None or options.topic is None:
+        return
+    with client_for(options.connection) as client:
+        state = state_of(client, options.topic)
+    if state is not None and state.config.idempotency_window_ms < options.window_ms:
+        raise ShortWindow(
+            f"topic {options.topic} has an idempotency window of {state.config.idempotency_window_ms} ms, less than "
+            f"idempotencyWindowMs={options.window_ms}; raise it with "
+            f'PUT /v0/topics/{options.topic} {{"idempotency_window_ms": {options.window_ms}}}'
+        )
+
+
+# --- the source
 
 
 class TopicsSource(DataSource):

@@ -20,10 +20,11 @@ from tests.spark.pipelines.kills import killed_at
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
-from topics.lake.facts import FactsReader, by_epoch
+from topics.lake.delta_folder import FactsReader
 from topics.lake.files import RowsWriter, read_rows
 from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
+from topics.lake.table import epochs_of
 from topics.spark.failures import BadUsage, Failed, kind_of
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines import compact as module
@@ -343,7 +344,7 @@ def test_gaps_are_in_the_report_and_the_table(spark: SparkSession, client: Clien
 
     assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, 2, "cap")]
     log = FactsReader(Storage(str(tmp_path / "latest")))
-    [epoch] = by_epoch(log.at(DeltaTable(tmp_path / "latest").version()), "", {}).values()
+    [epoch] = epochs_of(log.at(DeltaTable(tmp_path / "latest").version()), "", {}).values()
     assert [(gap.first, gap.last, gap.reason) for gap in epoch.gaps] == [(1, 2, "cap")]
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from tests.conftest import StartServer
 from tests.spark.processes import Cluster, Process, slim_home, wait_for
 from topics.client import Client
-from topics.lake.facts import FactsReader
+from topics.lake.delta_folder import FactsReader
 from topics.lake.storage import Storage
 from topics.spark.pipelines.archive import archive
 from topics.spark.pipelines.erase import erase

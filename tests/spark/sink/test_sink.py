@@ -18,9 +18,9 @@ from tests.spark.world import load
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
+from topics.spark.data_source import write_rows
 from topics.spark.options import write_options
 from topics.spark.sink.rows import Renderer
-from topics.spark.sink.writers import write_rows
 
 TYPES = """
 SELECT named_struct(

@@ -22,10 +22,11 @@ from msgspec import Struct, structs
 from topics.client import Client
 from topics.client.request import State
 from topics.clock import SystemClock
-from topics.lake import Conflict, Gap, facts
+from topics.lake import Conflict, Gap
 from topics.lake.errors import Moved, NoLake, NoTable
 from topics.lake.files import RowsFile
 from topics.lake.output import KEPT_HOURS, OutputTable
+from topics.lake.table import fact_of_gap
 from topics.spark.failures import BadUsage, Failed
 from topics.spark.options import offset_option
 from topics.spark.pipelines.run.delivery import target_of
@@ -311,7 +312,7 @@ class Rounds(Generic[At]):
             self._positions.save({"": at})
         else:
             now_ms = SystemClock().now_ms()
-            of_gaps = [facts.of_gap(gap.epoch, Gap(gap.from_seq, gap.to_seq, gap.reason, now_ms)) for gap in self.gaps]
+            of_gaps = [fact_of_gap(gap.epoch, Gap(gap.from_seq, gap.to_seq, gap.reason, now_ms)) for gap in self.gaps]
             try:
                 self._table.commit(
                     self.facts_of(at), self.adds, () if self.restarts else self.removes,

@@ -187,16 +187,6 @@ class ServerCatalog(Catalog):
             return TopicsWatch(self._client, (name if name in there else f"{name}*" for name in options.topics))
         return TopicsWatch(self._client, [f"{options.prefix or ''}*"])
 
-    def wait(self, extent: TopicExtent, ms: int) -> None:
-        """Return when the topic has new records, at the latest after `ms`."""
-        try:
-            self._client.diff(
-                extent.topic, from_seq=extent.head, epoch=extent.epoch, limit=1, include_meta=False, wait_ms=ms
-            )
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-
     def _extents(self) -> list[TopicExtent]:
         options, client = self._options, self._client
         rows: list[tuple[str, State | Summary]]

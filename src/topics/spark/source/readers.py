@@ -161,7 +161,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of the stream. Spark asks more than once, and the answer must be the same each time."""
         if self._initial is None:
-            at = {extent.topic: self._first_position(extent) for extent in self._extents()}
+            extents = self._refresh() if self._target is None else self._target
+            at = {extent.topic: self._first_position(extent) for extent in extents}
             at = self._deleted_starts() | at
             self._initial = offsets.dump(at, at)
         return self._initial
@@ -257,9 +258,6 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, position in sorted(at.items()) if options.fail_on_data_loss else ():
             if topic not in there and options.wants(topic):  # a restarted query may subscribe to fewer topics
                 raise TopicDeleted(options.connection.server, topic, position.seq, lake=options.lake)
-
-    def _extents(self) -> list[TopicExtent]:
-        return self._refresh() if self._target is None else self._target
 
     def _refresh(self) -> list[TopicExtent]:
         extents = self._catalog.present()

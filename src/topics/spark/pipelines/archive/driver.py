@@ -31,8 +31,7 @@ from topics.spark.topic_names import Selection
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0
-POLL_MS = 1000
-POLL_MANY_S = 0.5
+POLL_S = 0.5
 
 ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a kill loses at most one commit
 PART_BYTES = 256 << 20  # most bytes of one task
@@ -185,7 +184,7 @@ class _ArchiveRun(ArchiveState):
         due = 0.0
         for _ in self.job.rounds(follow=follow):
             if (pause_s := due - time.monotonic()) > 0:
-                self.job.stopping.wait(min(pause_s, POLL_MS / 1000))
+                self.job.stopping.wait(min(pause_s, POLL_S))
                 continue
             snapshot = self.lake.snapshot()
             extents = self._extents(client, snapshot, follow=follow)
@@ -193,10 +192,8 @@ class _ArchiveRun(ArchiveState):
             worked = self._catch_up(client, extents)
             self.job.rest()
             due = time.monotonic() + (every_s if worked else 0)
-            if follow and not worked and len(extents) == 1:
-                self._servers.wait(extents[0], POLL_MS)
-            elif follow and not worked:
-                self.job.stopping.wait(POLL_MANY_S)
+            if follow and not worked:
+                self.job.stopping.wait(POLL_S)
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
