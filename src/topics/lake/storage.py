@@ -13,14 +13,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import PurePath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import xxhash
-from msgspec import Struct
 
 from topics.lake.errors import LakeError, NoLake
 
@@ -41,14 +41,6 @@ MAX_CAUSE_CHARS = 300  # an answer of a store may be a whole page
 
 _ARROW = re.compile(r"^\s*(\x1b\[\d+m)?↳(\x1b\[\d+m)?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-
-
-class StoredFile(Struct, frozen=True):
-    """A file as the storage lists it. `modified_ns` is the time of the storage, not of this machine."""
-
-    path: str
-    size_bytes: int
-    modified_ns: int
 
 
 def location(text: str, *, noun: str = "lake") -> str:
@@ -199,11 +191,10 @@ class Storage:
         [info] = self.files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
 
-    def files_in(self, folder: str) -> list[StoredFile]:
+    def files_in(self, folder: str) -> list[pafs.FileInfo]:
+        """Return the files below a folder. Their times are those of the storage, not of this machine."""
         found = self.files.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
-        return [
-            StoredFile(info.path, info.size, info.mtime_ns or 0) for info in found if info.type == pafs.FileType.File
-        ]
+        return [info for info in found if info.type == pafs.FileType.File]
 
     def names(self) -> list[str]:
         """Return the names directly in the lake, of files and of folders."""
@@ -213,22 +204,13 @@ class Storage:
     def has_folder(self, path: str) -> bool:
         return os.path.isdir(self.uri(path))
 
-    def sync(self, paths: Iterable[str]) -> None:
+    def sync(self, paths: Sequence[str]) -> None:
         """Sync files and their folders, so that they survive a power failure. An object store has done that already."""
-        if not self.is_local:
-            return
-        folders: set[str] = set()
-        for path in paths:
-            with suppress(FileNotFoundError):
-                _sync(self.uri(path))
-            folder = os.path.dirname(path)
-            while folder:
-                folders.add(folder)
-                folder = os.path.dirname(folder)
-        for folder in folders:
-            with suppress(FileNotFoundError):
-                _sync(self.uri(folder))
-        _sync(self.location)
+        if self.is_local:
+            folders = {str(one) for path in paths for one in PurePath(path).parents}  # one of them is the lake itself
+            for path in (*paths, *folders):
+                with suppress(FileNotFoundError):
+                    _sync(self.uri(path))
 
     def sync_place(self) -> None:
         """Sync the folder that holds this place, so that a new place survives a power failure."""

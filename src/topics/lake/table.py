@@ -32,6 +32,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
@@ -40,7 +41,7 @@ from topics.lake.delta_folder import Actions, Added, DeltaFolder, Facts
 from topics.lake.errors import Conflict, Damaged
 from topics.lake.files import NO_COLUMNS
 from topics.lake.layout import LOG, PARTITIONS, SCHEMA, parse_path, topic_folder
-from topics.lake.storage import Storage, StoredFile
+from topics.lake.storage import Storage
 
 ERASED, REMOVED, PURGED = "topics/erased", "topics/removed", "topics/purged"
 KEPT_HOURS = 168  # how long replaced files stay for readers of older versions
@@ -117,11 +118,11 @@ class TopicTable:
 
     # --- files
 
-    def files(self) -> list[StoredFile]:
+    def files(self) -> list[pafs.FileInfo]:
         """Return every file in the folder of the table, except the log, with paths relative to the table."""
         return [one for one in self._storage.files_in("") if not one.path.startswith(f"{LOG}/")]
 
-    def stray_files(self) -> list[StoredFile]:
+    def stray_files(self) -> list[pafs.FileInfo]:
         """Return the files that neither the newest version nor a version younger than the retention has."""
         stored = self.files()  # before the state is read: a file that is committed meanwhile is known by then
         if self.delta() is None:
@@ -148,7 +149,7 @@ class TopicTable:
         """Remove all files that no version needs that is younger than the retention. Return their sizes in bytes."""
         if self.delta() is None:
             return []
-        sizes = {one.path: one.size_bytes for one in self.files()}
+        sizes = {one.path: one.size for one in self.files()}
         with self._delta.errors():
             return [sizes.get(path, 0) for path in self._delta.vacuum(retention_hours, dry_run=dry_run)]
 
@@ -163,7 +164,7 @@ class TopicTable:
         with self._delta.errors():
             self._delta.vacuum(0, full=False)
         ranges = [(file.first, file.last) for file in removed]
-        versions = {one.path: one.modified_ns for one in self._storage.files_in(LOG)}
+        versions = {one.path: one.mtime_ns or 0 for one in self._storage.files_in(LOG)}
         committed_ns = versions.get(f"{LOG}/{state.version:020d}.json", 0)  # when the storage received the erasure
         for stray in self.stray_files():
             named = parse_path(stray.path)
@@ -171,7 +172,7 @@ class TopicTable:
                 is_dead = _is_dead(stray.path, state)
             else:
                 touches = any(named.first <= last and named.last >= first for first, last in ranges)
-                is_dead = touches and stray.modified_ns < committed_ns
+                is_dead = touches and (stray.mtime_ns or 0) < committed_ns
             if is_dead:
                 self._storage.remove(stray.path)
         self._delta.checkpoint()

@@ -17,16 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["infer_schema", "lag", "register", "session", "table"]
 
-_HOMES = {
-    "infer_schema": "topics.spark.spark_session",
-    "lag": "topics.spark.source.offsets",
-    "register": "topics.spark.spark_session",
-    "session": "topics.spark.spark_session",
-    "table": "topics.spark.spark_session",
-}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    home = "source.offsets" if name == "lag" else "spark_session"
+    return getattr(importlib.import_module(f"topics.spark.{home}"), name)

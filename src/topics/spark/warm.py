@@ -209,7 +209,7 @@ def serve(master: str, idle_s: float) -> int:
         pid=os.getpid(), port=port, token=token, master=master, idle_s=idle_s, started_ms=time.time_ns() // 1_000_000,
         made_of=_made_of(), environment=_environment(),
     )  # fmt: skip
-    _write(folder() / "warm.json", msgspec.json.encode(state))
+    (folder() / "warm.json").write_bytes(msgspec.json.encode(state))  # a part of it counts as none
     used_s = time.monotonic()
     while not ended.wait(1.0):
         if sessions_in_use() or spark.sparkContext.statusTracker().getActiveJobsIds():
@@ -220,14 +220,6 @@ def serve(master: str, idle_s: float) -> int:
     with suppress(Exception):
         spark.stop()
     return 0
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    temporary.replace(path)
 
 
 def _free_port() -> int:
