@@ -10,10 +10,9 @@ from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.guard import Decision, Guard
 from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup
-from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes, error_response
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
-from topics.server.loop.answer import error_answer
 from topics.storage.segments.cold import Cold
 
 JSON_TYPE = b"application/json"
@@ -75,7 +74,7 @@ class RequestHandler:
             if guard is not None:
                 guard.quotas.begin_request(call.caller)
         except TopicsError as error:
-            return error_answer(error, request)
+            return error_response(error, request)
         request.context = call
         return None
 
@@ -165,7 +164,7 @@ class RequestHandler:
         if error.code is Code.TOPIC_NOT_FOUND:
             caller = ANYONE if call is None else call.caller
             error = with_near_names(error, self._services.engine.state, caller)
-        return error_answer(error, request)
+        return error_response(error, request)
 
     def abandon(self, request: Request) -> None:
         call: Call | None = request.context

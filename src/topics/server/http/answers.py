@@ -8,7 +8,7 @@ from email.utils import formatdate
 
 from topics import logs
 from topics.errors import Code, TopicsError, storage_unavailable
-from topics.server.http.messages import JSON, Body, Request, Response, error_response, request_id_of
+from topics.server.http.messages import JSON, REQUEST_ID, Body, Request, Response, error_response
 
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -128,11 +128,11 @@ def failure(request: Request, error: BaseException) -> Response:
     An OSError is a file that cannot be read now: 503.
     """
     if isinstance(error, TopicsError):
-        return error_response(error, started_ns=request.started_ns, request_id=request_id_of(request))
-    request_id = request_id_of(request)
-    log.failure("request_failed", error, method=request.method, request_id=request_id)
+        return error_response(error, request)
     if isinstance(error, OSError):
         known = storage_unavailable(error)
     else:
         known = TopicsError(Code.INTERNAL, "the server made a mistake; its log says where")
-    return error_response(known, started_ns=request.started_ns, request_id=request_id)
+    answer = error_response(known, request)
+    log.failure("request_failed", error, method=request.method, request_id=dict(answer.headers)[REQUEST_ID].decode())
+    return answer

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 
 JSON = b"application/json"
 
@@ -245,13 +245,15 @@ def with_request_id(answer: Response | Stream, request: Request) -> Response | S
     return answer
 
 
-def error_response(
-    error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = (), request_id: str = ""
-) -> Response:
-    """Return the error answer of the contract. `started_ns` is the start of the request; 0 if there is none."""
-    request_id = request_id or os.urandom(8).hex()
-    headers = (*headers, (REQUEST_ID, request_id.encode()))
-    took_ms = (time.perf_counter_ns() - started_ns) / 1e6 if started_ns else 0.0
+def error_response(error: TopicsError, request: Request | None = None) -> Response:
+    """Return the error answer of the contract, with `Allow` or `WWW-Authenticate` where HTTP requires it."""
+    request_id = os.urandom(8).hex() if request is None else request_id_of(request)
+    headers: tuple[Header, ...] = ((REQUEST_ID, request_id.encode()),)
+    if error.code is Code.METHOD_NOT_ALLOWED and error.detail is not None:
+        headers += ((b"allow", ", ".join(error.detail["allow"]).encode()),)
+    elif error.code is Code.UNAUTHORIZED:
+        headers += ((b"www-authenticate", b"Bearer"),)
+    took_ms = (time.perf_counter_ns() - request.started_ns) / 1e6 if request is not None and request.started_ns else 0.0
     # A message may quote bytes of the client that are no Unicode text. The answer must be JSON all the same.
     message = error.message.encode("utf-8", "replace").decode()
     described: dict[str, Any] = {"code": error.code.wire, "message": message}

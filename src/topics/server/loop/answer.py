@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from topics.engine.write.commit import Ticket
-from topics.errors import Code, TopicsError
 from topics.model.wire import Performance
-from topics.server.http.messages import Answer, Deferred, Request, Response, error_response, request_id_of
+from topics.server.http.messages import Answer, Deferred, Request, Response, error_response
 
 _encode = msgspec.json.encode
 _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
@@ -40,16 +39,6 @@ def performance(request: Request, ticket: Ticket | None = None) -> Performance:
     )
 
 
-def error_answer(error: TopicsError, request: Request) -> Response:
-    """Return the error response, with `Allow` or `WWW-Authenticate` where HTTP requires it."""
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if error.code is Code.METHOD_NOT_ALLOWED and error.detail is not None:
-        headers = ((b"allow", ", ".join(error.detail["allow"]).encode()),)
-    elif error.code is Code.UNAUTHORIZED:
-        headers = ((b"www-authenticate", b"Bearer"),)
-    return error_response(error, started_ns=request.started_ns, headers=headers, request_id=request_id_of(request))
-
-
 class TicketAnswer(Deferred):
     """The answer to a write, deferred until its commit."""
 
@@ -62,13 +51,13 @@ class TicketAnswer(Deferred):
         request, encode = self.request, self.encode
         assert request is not None
         assert encode is not None
-        self.resolve(encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request))
+        self.resolve(encode(ticket, request) if ticket.error is None else error_response(ticket.error, request))
 
 
 def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Request], Response]) -> Answer:
     """Return the answer to a write: now if the ticket is resolved, else when it is committed or refused."""
     if ticket.done:
-        return error_answer(ticket.error, request) if ticket.error is not None else encode(ticket, request)
+        return error_response(ticket.error, request) if ticket.error is not None else encode(ticket, request)
     answer = TicketAnswer()
     answer.request, answer.encode = request, encode
     ticket.then = answer.finish

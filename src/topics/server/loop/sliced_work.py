@@ -15,10 +15,10 @@ from topics import logs
 from topics.clock import Clock
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
-from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes, error_response
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause, LoopHolds
-from topics.server.loop.answer import error_answer, forward
+from topics.server.loop.answer import forward
 from topics.server.loop.runtime import NOT_LOADING, Loading, Loads, unreadable
 from topics.storage.segments.cold import Cold
 
@@ -68,11 +68,11 @@ class Slices:
                 try:
                     self._budget.check_answer(body_bytes(answer.body))
                 except TopicsError as error:
-                    answer = error_answer(error, request)
+                    answer = error_response(error, request)
             forward(answer, deferred)
 
         def fail(error: TopicsError) -> None:
-            deferred.resolve(error_answer(error, request))
+            deferred.resolve(error_response(error, request))
 
         sliced = _Sliced(self, steps, finish, fail, cause)
         deferred.on_cancel = sliced.cancel
@@ -177,7 +177,7 @@ class SharedAnswers:
 
         def fail(error: TopicsError) -> None:
             for request, deferred in self._waiting.pop(key):
-                deferred.resolve(error_answer(error, request))
+                deferred.resolve(error_response(error, request))
 
         self._slices.run(self._answer_all(key, make), lambda _: None, fail, cause)
         return deferred
@@ -195,7 +195,7 @@ class SharedAnswers:
                     # A copy: the transport and the caller's quota note in it when it was sent.
                     deferred.resolve(Response(made.status, made.body, made.content_type, made.headers))
                 except TopicsError as error:
-                    deferred.resolve(error_answer(error, request))
+                    deferred.resolve(error_response(error, request))
                 yield None
             count = len(waiting)
         del self._waiting[key]

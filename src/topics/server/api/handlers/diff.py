@@ -17,9 +17,9 @@ from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.api.route import Call
 from topics.server.api.services import Services
-from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes, error_response
 from topics.server.http.request.unknown_fields import RequestDecoder
-from topics.server.loop.answer import error_answer, shown_ms
+from topics.server.loop.answer import shown_ms
 from topics.server.loop.runtime import NOT_LOADING, unreadable
 
 _decode_diff = RequestDecoder[DiffRequest](DiffRequest).decode
@@ -189,7 +189,7 @@ class LongPoll:
         if self._deferred.cancelled:
             return
         if ticket.error is not None:
-            self._finish(error_answer(ticket.error, self._request))
+            self._finish(error_response(ticket.error, self._request))
             return
         stored: StoredConsumer = ticket.result
         self._opened = True
@@ -218,7 +218,7 @@ class LongPoll:
         self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
-        self._finish(error_answer(unreadable(failure), self._request))
+        self._finish(error_response(unreadable(failure), self._request))
 
     def _read(self) -> None:
         """Answer, or continue to wait if there is nothing new. Raise `Cold` if records must be loaded."""
@@ -226,7 +226,7 @@ class LongPoll:
         try:
             topic, reading = services.engine.read(self._name, self._query)
         except TopicsError as error:
-            self._finish(error_answer(error, self._request))
+            self._finish(error_response(error, self._request))
             return
         if _nothing(topic, reading) and not self._over:
             self._wait(topic, reading)
@@ -239,7 +239,7 @@ class LongPoll:
         try:
             services.budget.check_answer(body_bytes(response.body))
         except TopicsError as error:
-            response = error_answer(error, self._request)
+            response = error_response(error, self._request)
         else:
             if reader is not None:
                 services.engine.consumers.note_delivered(topic, reader, reading.next_from_seq)

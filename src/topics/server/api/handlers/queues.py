@@ -19,10 +19,10 @@ from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, U64_MAX, clamp
 from topics.model.wire import check_u64
 from topics.server.api.route import Call, noted
 from topics.server.api.services import Services
-from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.http.messages import Answer, Deferred, Request, Response, error_response
 from topics.server.http.request import query_string
 from topics.server.http.request.unknown_fields import RequestDecoder
-from topics.server.loop.answer import error_answer, json_when_done, performance, when_done
+from topics.server.loop.answer import json_when_done, performance, when_done
 from topics.server.push.jobs import QueueWaiters, WorkStream
 from topics.server.push.live_stream import check_accept
 
@@ -128,7 +128,7 @@ class PendingClaim:
 
     def refuse(self, error: TopicsError) -> bool:
         self._end_wait()
-        self._deferred.resolve(error_answer(error, self._request))
+        self._deferred.resolve(error_response(error, self._request))
         return False
 
     def queue_deleted(self) -> None:
@@ -138,7 +138,7 @@ class PendingClaim:
         claimed = self._claimed
         assert claimed is not None
         if ticket.error is not None and claimed.rows:
-            self._deferred.resolve(error_answer(ticket.error, self._request))
+            self._deferred.resolve(error_response(ticket.error, self._request))
         else:
             written = b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
             self._deferred.resolve(_claimed(claimed, self._request, written))
