@@ -1,14 +1,13 @@
 """OpenTelemetry spans of requests, if `opentelemetry-sdk` is installed and a collector is configured.
 
 A span belongs to the trace of the client whose request has a `traceparent`, so that one trace goes from the producer
-through the server to the worker. `OTEL_EXPORTER_OTLP_ENDPOINT` names the collector; the SDK reads the other variables
-of OpenTelemetry (sampler, resource, batches). Spans go out as OTLP in JSON, on a thread of the SDK.
+through the server to the worker. `OTEL_EXPORTER_OTLP_ENDPOINT` names the collector; the SDK and its exporter read the
+other variables of OpenTelemetry (sampler, resource, batches, headers). Spans go out as OTLP in JSON, on a thread of the
+SDK.
 """
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,7 @@ from topics.server.http.request_log import shown_path
 log = logs.Log("tracing")
 
 ENDPOINT, TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
-SEND_S = 10.0
 GONE = 499  # the status of a span whose client has gone before its answer
-_STATUS_ERROR = 2
 
 
 def traced(app: App, environ: Mapping[str, str]) -> App:
@@ -30,17 +27,25 @@ def traced(app: App, environ: Mapping[str, str]) -> App:
     if not url.startswith(("http://", "https://")) or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return app
     try:
+        from opentelemetry.exporter.otlp.json.http import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
     except ImportError:
         log.warning("tracing_is_off", hint="install it with `pip install topics-engine[tracing]`")
         return app
+
+    class Exporter(OTLPSpanExporter):
+        def export(self, spans: Sequence[Any]) -> Any:
+            result = super().export(spans)
+            if result is SpanExportResult.FAILURE:
+                log.warning("spans_not_sent", collector=url, spans=len(spans))
+            return result
+
     name = environ.get("OTEL_SERVICE_NAME", "topics")
     resource = Resource.create({"service.name": name, "service.version": __version__})
     provider = TracerProvider(resource=resource)
-    exporter: Any = _Exporter(url)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    provider.add_span_processor(BatchSpanProcessor(Exporter(endpoint=url)))
     log.info("tracing", collector=url)
     return TracedApp(app, provider.get_tracer("topics.server", __version__))
 
@@ -93,50 +98,3 @@ def _end(span: Any, request: Request, status: int) -> None:
 
         span.set_status(StatusCode.ERROR)
     span.end()
-
-
-class _Exporter:
-    """Sends finished spans to a collector. The SDK calls it on its thread."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def export(self, spans: Sequence[Any]) -> Any:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        body = {"resourceSpans": [{
-            "resource": {"attributes": _attributes(spans[0].resource.attributes)},
-            "scopeSpans": [{"scope": {"name": "topics.server"}, "spans": list(map(_span, spans))}],
-        }]}  # fmt: skip
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), {"content-type": "application/json"})
-        try:
-            urllib.request.urlopen(request, timeout=SEND_S).close()
-        except OSError as error:
-            log.warning("spans_not_sent", collector=self._url, spans=len(spans), reason=str(error))
-            return SpanExportResult.FAILURE
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None: ...
-
-    def force_flush(self, timeout_millis: int = 0) -> bool:
-        return True
-
-
-def _span(span: Any) -> dict[str, Any]:
-    found = {
-        "traceId": f"{span.context.trace_id:032x}", "spanId": f"{span.context.span_id:016x}", "name": span.name,
-        "kind": span.kind.value + 1, "startTimeUnixNano": str(span.start_time), "endTimeUnixNano": str(span.end_time),
-        "attributes": _attributes(span.attributes),
-    }  # fmt: skip
-    if span.parent is not None:
-        found["parentSpanId"] = f"{span.parent.span_id:016x}"
-    if span.status.status_code.value == _STATUS_ERROR:
-        found["status"] = {"code": _STATUS_ERROR}
-    return found
-
-
-def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"key": key, "value": {"intValue": str(value)} if type(value) is int else {"stringValue": str(value)}}
-        for key, value in values.items()
-    ]
