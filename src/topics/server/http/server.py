@@ -10,10 +10,7 @@ import contextlib
 import heapq
 import socket
 import ssl
-from collections.abc import Callable
 from functools import partial
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from topics import logs
@@ -36,7 +33,6 @@ _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; eac
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
 AnyConnection = ExchangeConnection[Any]
-HTTP2 = "topics.server.http.http2.connection"
 
 
 class HttpServer(Service):
@@ -61,7 +57,6 @@ class HttpServer(Service):
         self._refused: dict[AnyConnection, None] = {}  # refused connections that are still open, oldest first
         self._look_at = 0.0  # when the next search for idle connections may begin
         self._closed_requests = 0
-        self._http2: asyncio.Future[ModuleType] | None = None  # set by the first connection with HTTP/2
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -128,21 +123,14 @@ class HttpServer(Service):
             connection.refuse(throttled("max_connections", most))
 
     def begin_http2(self, connection: Connection) -> None:
-        """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
-        if self._http2 is None:
-            self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, import_module, HTTP2)
-        connection.transport.pause_reading()
-        self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result().Http2Connection))
+        """Hand a connection over to HTTP/2."""
+        from topics.server.http.http2.connection import Http2Connection  # takes 35 ms, the first time
 
-    def _hand_over(self, connection: Connection, make: Callable[[Service, asyncio.Transport, str], Any]) -> None:
         transport = connection.transport
-        if connection not in self.connections or transport.is_closing():
-            return
-        http2 = make(self, transport, connection.peer)
+        http2 = Http2Connection(self, transport, connection.peer)
         self.connections.discard(connection)
         self.connections.add(http2)
         transport.set_protocol(http2)
-        transport.resume_reading()
         http2.data_received(connection.opening or b"")
         if self.draining:
             http2.drain()

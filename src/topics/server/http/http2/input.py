@@ -56,13 +56,13 @@ TURN_NS = 2_000_000  # of work on the input of one connection, after which the o
 
 class SessionInput:
     __slots__ = (
-        "_at", "_block_bytes", "_clock_ns", "_counted_at", "_data", "_ends_ns", "_frames_left", "_greeted", "_in_block",
+        "_block_bytes", "_clock_ns", "_counted_at", "_data", "_ends_ns", "_frames_left", "_greeted", "_in_block",
         "_max_block_bytes", "_since", "_tokens", "error", "now",
     )  # fmt: skip
 
     def __init__(self, clock_ns: Callable[[], int], *, max_block_bytes: int, now: float) -> None:
         self._clock_ns = clock_ns
-        self._data, self._at = b"", 0
+        self._data = bytearray()
         self._greeted = False  # the preface has come
         self._frames_left = self._ends_ns = 0
         self._max_block_bytes, self._block_bytes = max_block_bytes, 0
@@ -88,33 +88,32 @@ class SessionInput:
     @property
     def has_frame(self) -> bool:
         """Whether a whole frame has come, or one that is too long."""
-        waiting_bytes = len(self._data) - self._at
-        if waiting_bytes < HEAD_BYTES:
-            return False
-        length = int.from_bytes(self._data[self._at : self._at + 3], "big")
-        return length > MAX_FRAME_BYTES or waiting_bytes >= HEAD_BYTES + length
+        length = int.from_bytes(self._data[:3], "big")
+        return len(self._data) >= HEAD_BYTES + (length if length <= MAX_FRAME_BYTES else 0)
 
     def next_frame(self) -> bytes | None:
         """Return the next frame, or the preface; None if none has come, or if `error` is set."""
-        data, at = self._data, self._at
+        data = self._data
         if not self._greeted:
             if not data.startswith(PREFACE):
                 return None
-            self._greeted, self._at = True, len(PREFACE)
+            self._greeted = True
+            del data[: len(PREFACE)]
             return PREFACE
         if not self.has_frame:
             return None
-        length = int.from_bytes(data[at : at + 3], "big")
+        length = int.from_bytes(data[:3], "big")
         if length > MAX_FRAME_BYTES:
             self.error = ErrorCodes.FRAME_SIZE_ERROR
-        elif not self._count(data[at + 3], data[at + 4], length):
+        elif not self._count(data[3], data[4], length):
             self.error = ErrorCodes.ENHANCE_YOUR_CALM
         if self.error is not None:
             return None
-        end = self._at = at + HEAD_BYTES + length
-        if end == len(data) and not self._in_block:
+        frame = bytes(data[: HEAD_BYTES + length])
+        del data[: HEAD_BYTES + length]
+        if not data and not self._in_block:
             self._since = self.now
-        return data[at:end]
+        return frame
 
     def _count(self, kind: int, flags: int, length: int) -> bool:
         """Count a frame. Return False if the client sends too many, or too long a header block."""
@@ -136,16 +135,12 @@ class SessionInput:
         """Allow as many more frames: the server has sent something that was asked for."""
         self._tokens = min(self._tokens + frames, TOKENS)
 
-    def trim(self) -> None:
-        if self._at:
-            self._data, self._at = self._data[self._at :], 0
-
     def drop(self) -> None:
-        self._data, self._at = b"", 0
+        self._data.clear()
 
     @property
     def unparsed_bytes(self) -> int:
-        return len(self._data) - self._at
+        return len(self._data)
 
     def waits_since(self, now: float) -> float | None:
         """Return since when the rest of a frame or of a header block is missing; None if nothing is."""

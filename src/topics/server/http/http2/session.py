@@ -137,7 +137,6 @@ class Http2Session(Exchanges[Http2Stream]):
             except Exception as error:
                 log.failure("http2_input_failed", error)
                 self.fail(ErrorCodes.INTERNAL_ERROR)
-        self.input.trim()
         return None
 
     def _take_event(self, event: events.Event) -> None:

@@ -4,7 +4,6 @@
 section 5.2): a client that does not read one answer gets the others.
 """
 
-from collections import deque
 from enum import Enum
 
 from h2.connection import H2Connection
@@ -33,40 +32,17 @@ class Http2Stream(Exchange, kw_only=True, eq=False):
     admitted: bool = False  # the application has admitted the request, and was not asked to handle it
     body: bytearray = field(default_factory=bytearray)
     is_live: bool = False  # `answer` has no end, and is open
-    parts: deque[bytes | memoryview] = field(default_factory=deque)
-    unsent_bytes: int = 0  # in `parts`
-    ends: bool = False  # nothing follows what is in `parts`
+    unsent: bytearray = field(default_factory=bytearray)
+    ends: bool = False  # nothing follows what is in `unsent`
     full: bool = False  # `answer` waits for `drained`
     given_up: bool = False  # the client was slow for long enough: it gets a short time for the rest
     # For the deadline of an answer: how much was unsent when it last changed, and when that was.
     seen: int = 0
     seen_at: float
 
-    def add(self, body: Body) -> None:
-        if isinstance(body, bytes):
-            if body:
-                self.parts.append(body)
-        else:
-            self.parts.extend(part for part in body if len(part))
-        self.unsent_bytes += body_bytes(body)
-
-    def take(self, most_bytes: int) -> bytes:
-        """Return and forget the next bytes that have to go out: from one part, and at most `most_bytes`."""
-        part = self.parts.popleft()
-        if len(part) > most_bytes:
-            rest = memoryview(part)[most_bytes:]
-            self.parts.appendleft(rest)
-            part = part[:most_bytes]
-        elif len(part) < most_bytes and self.parts:
-            # The parts after it that fit whole: many small writes go out as one frame.
-            pieces, size_bytes = [part], len(part)
-            while self.parts and size_bytes + len(self.parts[0]) <= most_bytes:
-                piece = self.parts.popleft()
-                pieces.append(piece)
-                size_bytes += len(piece)
-            part = b"".join(pieces)
-        self.unsent_bytes -= len(part)
-        return bytes(part)
+    @property
+    def unsent_bytes(self) -> int:
+        return len(self.unsent)
 
 
 FRAME_BYTES = 1 << 14  # of one stream, before the next stream has its turn
@@ -88,9 +64,9 @@ class SessionOutput:
         return bool(self._writable)
 
     def queue(self, stream: Http2Stream, body: Body) -> None:
-        before_bytes = stream.unsent_bytes
-        stream.add(body)
-        self._count(stream, stream.unsent_bytes - before_bytes)
+        for part in (body,) if isinstance(body, bytes) else body:
+            stream.unsent += part
+        self._count(stream, body_bytes(body))
         self._writable[stream] = None
 
     def end(self, stream: Http2Stream) -> None:
@@ -101,8 +77,7 @@ class SessionOutput:
 
     def remove(self, stream: Http2Stream) -> None:
         self._count(stream, -stream.unsent_bytes)
-        stream.parts.clear()
-        stream.unsent_bytes = 0
+        stream.unsent.clear()
         self._writable.pop(stream, None)
         self._waiting.pop(stream, None)
 
@@ -131,7 +106,8 @@ class SessionOutput:
                 if window_bytes <= 0:
                     self._waiting[stream] = None
                     continue
-                data = stream.take(min(window_bytes, frames.max_outbound_frame_size, FRAME_BYTES))
+                data = bytes(stream.unsent[: min(window_bytes, frames.max_outbound_frame_size, FRAME_BYTES)])
+                del stream.unsent[: len(data)]
                 self._count(stream, -len(data))
             ends = stream.ends and not stream.unsent_bytes
             if data or ends:
