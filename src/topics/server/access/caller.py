@@ -6,10 +6,11 @@ path to the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from topics.clock import Clock
 from topics.config import Settings
@@ -25,12 +26,6 @@ from topics.server.limits.budget import SMALL_BYTES, MemoryBudget, check_room, t
 ALL = Rights()
 SECOND_NS = 1_000_000_000
 NO_LIMIT = 1 << 62
-
-
-class Revocable(Protocol):
-    """A stream that ends when its caller loses its rights."""
-
-    def revoke(self, reason: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +83,8 @@ class Caller:
         self.ended, self.operations = reason, frozenset()
         self.changes += 1
         for slot in list(self.slots):
-            if slot.stream is not None:
-                slot.stream.revoke(reason)
+            if slot.revoke is not None:
+                slot.revoke(reason)
 
     def owns(self, session: Caller) -> bool:
         """Return whether it may continue what `session` began: it is the same, or a newer token with equal rights."""
@@ -166,13 +161,13 @@ def scope_words(scope: Scope) -> list[str]:
 
 
 class Slot:
-    """The place of a stream among those of its caller. The stream sets `stream`, and calls `release` when it ends."""
+    """The place of a stream among those of its caller. The stream sets `revoke`, and calls `release` when it ends."""
 
-    __slots__ = ("_quotas", "caller", "stream")
+    __slots__ = ("_quotas", "caller", "revoke")
 
     def __init__(self, quotas: Quotas, caller: Caller) -> None:
         self._quotas = quotas
-        self.stream: Revocable | None = None
+        self.revoke: Callable[[str], None] | None = None  # ends the stream: its caller has lost its rights
         self.caller = caller
         caller.slots.add(self)
 
@@ -186,7 +181,7 @@ class Slot:
 
     def release(self) -> None:
         """Free the place. May be called twice."""
-        self.stream = None
+        self.revoke = None
         if self in self.caller.slots:
             self.caller.slots.discard(self)
             self._quotas.streams -= 1

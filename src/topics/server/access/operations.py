@@ -221,12 +221,9 @@ MORE: Mapping[type[Any], tuple[Operation, Callable[[Any], bool]]] = {
 }
 
 
-_MORE = {**MORE, **{strict(kind): row for kind, row in MORE.items()}}
-
-
 def more_than_route(wanted: Any) -> Operation | None:
     """Return the operation that a decoded body asks for besides that of its route; None if there is none."""
-    operation, asks = _MORE[type(wanted)]
+    operation, asks = next(row for kind, row in MORE.items() if isinstance(wanted, kind))
     return operation if asks(wanted) else None
 
 

@@ -65,7 +65,9 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.full = False
         self.listeners: list[Callable[[], None]] = []  # called when `full` changes
-        self.reclaimers: list[Callable[[], None]] = []  # called before a refusal; each frees what has expired
+        self.reclaimers: list[
+            Callable[[], None]
+        ] = []  # called before a refusal, and four times a second; each frees what has expired
         self.soft_bytes = limit_bytes - limit_bytes // RESERVE_SHARE
         self._receivers: dict[Receiver, None] = {}  # in the order in which they passed `SMALL_BYTES`
         self._refusing = False

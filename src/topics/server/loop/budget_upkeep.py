@@ -62,7 +62,8 @@ class Upkeep(Ticker):
     def take(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
         began_ns = tick_ns()
-        self._remove_expired_keys()
+        for reclaim in self._budget.reclaimers:
+            reclaim()
         if self._writes and self._runtime.engine.state.expiring:
             self._runtime.engine.consumers.sweep(topics=TOPICS_PER_SWEEP // 4)
         if self._writes and not self._moving.waiting:
@@ -90,15 +91,11 @@ class Upkeep(Ticker):
             self._runtime.in_pool(partial(self._trim, 0))
 
     def _reclaim(self) -> None:
-        """Remove expired keys before a request is refused, but not once per request of a burst."""
+        """Remove expired keys: in each turn, and before a request is refused, but not once per request of a burst."""
         now_ns = self._runtime.clock.monotonic_ns()
-        if now_ns - self._reclaimed_ns >= RECLAIM_PERIOD_NS:
-            self._reclaimed_ns = now_ns
-            self._remove_expired_keys()
-
-    def _remove_expired_keys(self) -> None:
         state = self._runtime.engine.state
-        if state.keyed:
+        if state.keyed and now_ns - self._reclaimed_ns >= RECLAIM_PERIOD_NS:
+            self._reclaimed_ns = now_ns
             now_ms = self._runtime.engine.clock.now_ms()
             idempotency.sweep(state, now_ms, topics=TOPICS_PER_SWEEP, keys=KEYS_PER_SWEEP)
 

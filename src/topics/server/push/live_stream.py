@@ -43,7 +43,7 @@ class LiveConnection(Stream):
         self.full = False  # the connection holds all it may: send nothing
         self.full_since = 0.0
         self.slot = slot
-        slot.stream = self
+        slot.revoke = self.revoke
         self._heartbeat_s = heartbeat_ms / 1000  # 0 for a stream without heartbeats
         self._last_sent = 0.0
         self._sink: Sink | None = None

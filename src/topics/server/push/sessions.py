@@ -4,7 +4,6 @@ A session outlives its connections. A client that reconnects with `Last-Event-ID
 has really processed, never forward. A session without a stream is removed after `session_ttl_ms`.
 """
 
-import asyncio
 import secrets
 from collections import OrderedDict
 
@@ -73,7 +72,6 @@ class Sessions:
         self._all: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # the longest idle first
         self.pattern_waiters = PatternWaiters()
-        self._expiry: asyncio.TimerHandle | None = None  # set while a session is idle
         budget.reclaimers.append(self._remove_expired)
         runtime.engine.state.created.append(self.pattern_waiters.created)
 
@@ -122,12 +120,10 @@ class Sessions:
         self._idle.pop(session.wid, None)
 
     def stream_closed(self, session: Session) -> None:
-        """Remove the session after `session_ttl_ms` without a stream."""
+        """Note since when the session has no stream: `_remove_expired` removes it after `session_ttl_ms`."""
         session.idle_since_ns = self._runtime.clock.monotonic_ns()
         self._idle[session.wid] = session
         self._idle.move_to_end(session.wid)
-        if self._expiry is None:
-            self._expiry = self._runtime.call_later(self._runtime.settings.session_ttl_ms, self._expire)
 
     def _resumed(self, topics: dict[str, TopicOptions], at: Position) -> dict[str, TopicOptions]:
         """Return the topics, with the positions of the cursor for those that it names."""
@@ -146,15 +142,6 @@ class Sessions:
             if options is not None:
                 found[name] = TopicOptions(seq, False, options.filter, options.epoch if epoch is None else epoch)
         return topics | found
-
-    def _expire(self) -> None:
-        self._expiry = None
-        self._remove_expired()
-        if self._idle:
-            session = next(iter(self._idle.values()))
-            idle_ms = (self._runtime.clock.monotonic_ns() - session.idle_since_ns) // 1_000_000
-            remaining_ms = self._runtime.settings.session_ttl_ms - idle_ms + 1
-            self._expiry = self._runtime.call_later(remaining_ms, self._expire)
 
     def _remove_expired(self) -> None:
         oldest_ns = self._runtime.clock.monotonic_ns() - self._runtime.settings.session_ttl_ms * 1_000_000
