@@ -317,20 +317,16 @@ class KeyUpkeep:
         if settings.key_rules() or self._paths:
             loop.call_later(1, self._tick)
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _look(self) -> list[tuple[int, int, int]]:
         """Return what differs when a file has changed. A file that is missing for a moment has not."""
-        found: list[tuple[int, int, int] | None] = []
-        for path in self._paths:
-            try:
-                stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
-            except OSError:
-                found.append(None)
-        return found
+        try:
+            return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (path.stat() for path in self._paths)]
+        except OSError:
+            return []
 
     def _tick(self) -> None:
         self._app.keys.sweep()
-        if self._paths and None not in (now := self._look()) and now != self._seen:
+        if (now := self._look()) and now != self._seen:
             self._seen = now
             _reload_secrets(self._settings, self._app)
         self._loop.call_later(1, self._tick)

@@ -87,12 +87,8 @@ class Guard:
 
     def _authenticate(self, request: Request, route: Route | None) -> Caller:
         secret = _secret(request, route)
-        if (
-            secret is None
-            and route is not None
-            and route.operation is CONNECT_SOCKET
-            and offers_protocol(request.headers)
-        ):
+        opens_socket = route is not None and route.operation is CONNECT_SOCKET
+        if secret is None and opens_socket and offers_protocol(request.headers):
             return UNKNOWN  # the first message has the key
         return self.authenticate(request, secret or b"")
 

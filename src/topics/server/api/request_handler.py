@@ -8,7 +8,7 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 from topics.server.access.caller import ANYONE, with_near_names
 from topics.server.access.operations import CHANGES, Scope
 from topics.server.api.guard import Decision, Guard
-from topics.server.api.route import Call, Route, RouteTable, note_parameters, with_lag, with_warnings
+from topics.server.api.route import Call, RouteTable, note_parameters, with_lag, with_warnings
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes, error_response
 from topics.server.http.request.write_request import LARGE_BYTES
@@ -16,7 +16,6 @@ from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.storage.segments.cold import Cold
 
 JSON_TYPE = b"application/json"
-KNOWN_QUERIES, KNOWN_QUERY_BYTES = 4096, 128
 
 
 class RequestHandler:
@@ -34,7 +33,6 @@ class RequestHandler:
         self._replaying = False  # records of some topics wait to be replayed
         self._follows = False  # the server is a standby
         self._fenced = ""  # why, if another server has taken over
-        self._known_queries: set[tuple[Route, bytes]] = set()  # query strings without unknown parameters
         budget.listeners.append(self._choose_path)
 
     def begin(self, services: Services) -> None:
@@ -129,8 +127,8 @@ class RequestHandler:
             request.timings = call.route.timings
             if request.body and request.headers.get(b"content-type") != JSON_TYPE:
                 _check_type(request)
-            if request.query and (call.route, request.query) not in self._known_queries:
-                self._check_query(call)
+            if request.query:
+                note_parameters(call)
             answer = call.route.handler(self._services, call)
             if call.warnings is not None:
                 answer = with_warnings(call, answer)
@@ -185,8 +183,8 @@ class RequestHandler:
         if self._fenced and not (call.route.probe or call.route.while_recovering):
             detail = {"reason": self._fenced, "outcome": "refused"}
             raise TopicsError(Code.FENCED, self._fenced, detail=detail, retry_after_ms=1000)
-        if call.request.query and (call.route, call.request.query) not in self._known_queries:
-            self._check_query(call)
+        if call.request.query:
+            note_parameters(call)
         if self._replaying and self._must_replay(call):
             replay = services.engine.replay_in_steps(call.params["topic"])
             return services.slices.answer(call.request, self._serve_after(replay, call))
@@ -203,13 +201,6 @@ class RequestHandler:
         if self._follows and services.standby is not None:
             answer = with_lag(answer, services.standby)
         return answer if call.warnings is None else with_warnings(call, answer)
-
-    def _check_query(self, call: Call) -> None:
-        """Note unknown query parameters, or refuse them. A short query string without any is remembered."""
-        if note_parameters(call) and len(call.request.query) <= KNOWN_QUERY_BYTES:
-            if len(self._known_queries) >= KNOWN_QUERIES:
-                self._known_queries.clear()
-            self._known_queries.add((call.route, call.request.query))
 
     def _must_replay(self, call: Call) -> bool:
         """Return whether records of the topic in the path wait to be replayed. A stream has no answer to defer."""

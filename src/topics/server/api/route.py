@@ -206,8 +206,8 @@ _END = b"}\n"
 _PERFORMANCE = b'"performance":{'
 
 
-def note_parameters(call: Call) -> bool:
-    """Note the query parameters that the route does not have. Return whether there are none.
+def note_parameters(call: Call) -> None:
+    """Note the query parameters that the route does not have.
 
     Raise `UnknownField` where the request deletes, configures or moves. A query string that is not valid has no
     parameters: the handler refuses it if it has any.
@@ -217,11 +217,10 @@ def note_parameters(call: Call) -> bool:
     try:
         unknown = [name for name in query_string.parse(call.request.query) if name not in known]
     except TopicsError:
-        return False
+        return
     if unknown and route.is_strict:
         raise UnknownField(unknown[0], "", known, kind="query parameter")
     note(call, [warning_of(name, known, kind="query parameter") for name in unknown])
-    return not unknown
 
 
 def noted(services: Services, call: Call, ticket: Ticket, **detail: Any) -> Ticket:

@@ -32,7 +32,6 @@ class AnswerHeads:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.prefixes: dict[tuple[int, bytes], bytes] = {}
-        self.usual: dict[int, bytes] = {}  # whole heads of JSON answers with status 200, by the size of the body
         self.refresh()
 
     def refresh(self) -> None:
@@ -40,13 +39,6 @@ class AnswerHeads:
         self.date = formatdate(self._clock(), usegmt=True).encode()
         self._date = b"date: %b\r\n" % self.date
         self.prefixes.clear()
-        self.usual.clear()
-
-    def usual_head(self, size: int) -> bytes:
-        """Return the whole head of a JSON answer with status 200 and a body of `size` bytes, and keep it."""
-        prefix = self.prefixes.get((200, JSON)) or self.prefix(200, JSON)
-        self.usual[size] = head = b"%b%d\r\n\r\n" % (prefix, size)
-        return head
 
     def prefix(self, status: int, content_type: bytes) -> bytes:
         """Return a head up to `content-length: `. The caller adds the number, further lines and the empty line."""

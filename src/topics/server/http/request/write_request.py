@@ -7,6 +7,7 @@ rejects, is decoded a part of its records at a time (`model/write_outline.py`).
 import contextlib
 import re
 from collections.abc import Generator
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -49,16 +50,13 @@ def decode_write(body: bytes, noted: Noted) -> WriteRequest:
     return _decode_write(body, noted)
 
 
-def decode_write_steps(body: bytes, limits: Limits, noted: Noted) -> Generator[None, None, WriteRequest]:
-    """Return the write in a body of any size, in steps. Raise also `batch_too_large` and `record_too_large`."""
-    write: WriteRequest = yield from decode_steps(_write_decoder, body, limits, noted, plain=_plain_decoder)
-    return write
-
-
 def decode_steps(
     decoder: RequestDecoder[Any], body: bytes, limits: Limits, noted: Noted, *, plain: Decoder[Any] | None = None
 ) -> Generator[None, None, Any]:
-    """Return the decoded write, in steps, and note its unknown fields. Try `plain` first, which is faster."""
+    """Return the write in a body of any size, in steps, and note its unknown fields.
+
+    `plain` is tried first, because it is faster. Raise also `batch_too_large` and `record_too_large`.
+    """
     yield from check_text_steps(body)
     in_parts = is_slow(body)
     if plain is not None and not in_parts:
@@ -118,6 +116,9 @@ def _moved(error: TopicsError, by: int) -> TopicsError:
 
 def _moved_text(text: str, by: int) -> str:
     return _INDEX.sub(lambda found: f"records[{int(found[1]) + by}]", text)
+
+
+decode_write_steps = partial(decode_steps, _write_decoder, plain=_plain_decoder)
 
 
 def _checked(decoded: Any, limits: Limits) -> Any:
