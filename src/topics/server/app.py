@@ -20,8 +20,7 @@ from topics.model.records import Limits
 from topics.server.access.audit import Audit
 from topics.server.access.caller import Quotas
 from topics.server.access.key_ring import Failures, KeyRing
-from topics.server.api.guard import Guard, protected
-from topics.server.api.request_handler import RequestHandler
+from topics.server.api.request_handler import Guard, RequestHandler, protected
 from topics.server.api.route import Route, RouteTable
 from topics.server.api.route_table import ROUTES
 from topics.server.api.services import PollCache, Services, Startup

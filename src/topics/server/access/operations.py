@@ -54,7 +54,7 @@ class Operation(Struct, frozen=True, eq=False):
     # Names besides the target (the topic, router or schedule in the path) that the prefixes of the key must cover, by
     # their source: a field of the request, or the state. Called with the engine, the target and the decoded request.
     names: Mapping[str, NamesIn] = {}
-    effects: Effects | None = None  # whether a GET changes anything, by its query string; `api/guard.py` protects it
+    effects: Effects | None = None  # whether a GET changes anything, by its query string; `protected` uses it
     activity: Activity | None = None  # the part of a token's `operations` that allows it; they never limit scope NONE
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 

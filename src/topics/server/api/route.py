@@ -260,8 +260,7 @@ def _lagging(service: StandbyService, response: Response) -> Response:
             before, found, after = bytes(parts[at]).rpartition(_PERFORMANCE)
             if found:
                 parts[at] = b'%b%b"replica_lag_ms":%d,%b' % (before, found, service.standby.lag_ms, after)
-                whole = parts if len(parts) > 1 else bytes(parts[0])
-                return Response(response.status, whole, response.content_type, response.headers, response.sent)
+                return structs.replace(response, body=parts)
     return response
 
 
@@ -278,5 +277,4 @@ def _marked(call: Call, response: Response) -> Response:
     last = bytes(parts.pop())
     assert last.endswith(_END), "every JSON answer ends with a newline"
     parts.append(b'%b,"warnings":%b}\n' % (last[: -len(_END)], json.dumps(warnings).encode()))
-    whole = parts if len(parts) > 1 else bytes(parts[0])
-    return Response(response.status, whole, response.content_type, response.headers, response.sent)
+    return structs.replace(response, body=parts)

@@ -8,7 +8,6 @@ from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations as ops
 from topics.server.api.handlers import (
     access,
-    assets,
     consumers,
     diff,
     queues,
@@ -125,9 +124,9 @@ ROUTES = [
           query=(Parameter("after", int, 0), Parameter("queue", str), Parameter("readers", bool, False),
                  Parameter("minutes", bool, False), Parameter("topic", str), Parameter("from_ts", int),
                  Parameter("to_ts", int), Parameter("points", int, 120))),
-    Route("GET", "/", operation=ops.READ_DOCUMENT, **at_any_time(assets.get_index), probe=True,
+    Route("GET", "/", operation=ops.READ_DOCUMENT, **at_any_time(looks.get_index), probe=True,
           answers={200: inspection.Index, 302: "text/html"}),
-    *(Route("GET", path, operation=ops.READ_DOCUMENT, **at_any_time(assets.get_asset, name), probe=True,
+    *(Route("GET", path, operation=ops.READ_DOCUMENT, **at_any_time(looks.get_asset, name), probe=True,
             console=path.startswith("/console"), answer=kind, statuses=(200, 304))
       for path, name, kind in (
           ("/console", "get_console", "text/html"),

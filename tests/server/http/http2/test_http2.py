@@ -18,9 +18,8 @@ from tests.server.conftest import Serve
 from tests.server.harness import FakeApp, Harness, request
 from tests.server.http2_client import GOAWAY, PREFACE, SETTINGS, Http2Client, frame
 from topics.server.http.http2.connection import Http2Connection
-from topics.server.http.http2.input import MAX_STREAMS, TOKENS, Frames
 from topics.server.http.http2.session import Http2Session
-from topics.server.http.http2.stream import Http2Stream
+from topics.server.http.http2.stream import MAX_STREAMS, TOKENS, Frames, Http2Stream
 from topics.server.http.messages import Response
 from topics.server.limits.budget import ANSWERS, BODIES, STREAMS
 

@@ -16,8 +16,7 @@ from hyperframe.frame import GoAwayFrame
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.answers import BODILESS, TRANSPORT_FIELDS, failure, log
 from topics.server.http.exchange import Exchanges, Service
-from topics.server.http.http2.input import Frames, SessionInput
-from topics.server.http.http2.stream import Http2Stream, Input, SessionOutput
+from topics.server.http.http2.stream import Frames, Http2Stream, Input, SessionInput, SessionOutput
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import JSON, Header, Request, Response, Stream, Upgrade, body_bytes, error_response
 from topics.server.http.request.head import SINGLE, RequestHead, check, check_fields
