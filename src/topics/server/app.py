@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from topics import logs
@@ -301,7 +302,7 @@ def columns(
         Column("wal_bytes", lambda: wal.bytes_written_total, counter=True),
         Column("syncs", lambda: wal.fsyncs_total, counter=True),
         Column("sync_us", lambda: wal.fsync_sum_us, counter=True),
-        Column("sync_p99_us", _SyncP99(wal), peak=True),
+        Column("sync_p99_us", _sync_p99(wal), peak=True),
         Column("records", lambda: totals.records),
         Column("bytes", lambda: totals.bytes),
         Column("to_free", lambda: 0 if storage is None else storage.store.rewriter.waiting_bytes),
@@ -315,23 +316,16 @@ def columns(
     ]
 
 
-class _SyncP99:
-    """The 99th percentile of the syncs since the last call: the bound of its bucket; 0 if there were none."""
+def _sync_p99(wal: WalStats) -> Callable[[], float]:
+    """Return a function that returns the 99th percentile of the syncs since its last call: the bound of its bucket."""
+    before = list(wal.fsync_buckets)
 
-    def __init__(self, wal: WalStats) -> None:
-        self._wal = wal
-        self._before = list(wal.fsync_buckets)
+    def find() -> float:
+        nonlocal before
+        now = list(wal.fsync_buckets)
+        grown = [count - earlier for count, earlier in zip(now, before, strict=True)]
+        before = now
+        rank = next((at for at, seen in enumerate(accumulate(grown)) if seen and seen >= 0.99 * sum(grown)), None)
+        return 0 if rank is None else WalStats.BOUNDS_US[min(rank, len(WalStats.BOUNDS_US) - 1)]
 
-    def __call__(self) -> float:
-        now = list(self._wal.fsync_buckets)
-        grown = [count - before for count, before in zip(now, self._before, strict=True)]
-        self._before = now
-        seen, wanted = 0, 0.99 * sum(grown)
-        if not wanted:
-            return 0
-        bounds = (*WalStats.BOUNDS_US, WalStats.BOUNDS_US[-1])
-        for bound, count in zip(bounds, grown, strict=True):
-            seen += count
-            if seen >= wanted:
-                return bound
-        return bounds[-1]
+    return find

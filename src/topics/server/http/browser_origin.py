@@ -8,7 +8,7 @@ Some header fields that a page cannot forge show where a request comes from:
     Origin          The page behind a request to another site. The browser hides the answer from the page, but the
                     request has been carried out by then, and the data of a WebSocket is not hidden at all.
     Sec-Fetch-Site  Where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
-                    GETs with effects (`api/request_handler.py`). `same-site` is refused like `cross-site`: it means another
+                    GETs with effects (`protected`). `same-site` is refused like `cross-site`: it means another
                     origin on this host. Browsers send the field to loopback addresses and over TLS. Elsewhere the
                     `Accept` of an image, a script or a medium shows what the request is for.
 """

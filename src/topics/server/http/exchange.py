@@ -6,7 +6,7 @@ server, which imports them.
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -37,57 +37,40 @@ _INPUT_BYTES = 16 * 1024  # input of one step: zlib copies what a member leaves 
 _MAX_MEMBERS = 4096
 
 
-class Gunzip:
-    """Unpacks one body (RFC 9110 section 8.4.1.3) in steps: a short body in the first one, others in a thread."""
-
-    __slots__ = ("_at", "_input", "_limit_bytes", "_members", "_packed", "_parts", "_stream", "size_bytes")
-
-    def __init__(self, packed: bytes, limit_bytes: int) -> None:
-        self._packed = packed
-        self._limit_bytes = limit_bytes
-        self._at = 0
-        self._input = b""
-        self._members = 1
-        # Parts are joined at the end: many buffers that grow at the same time fragment the heap.
-        self._parts: list[bytes] = []
-        self.size_bytes = 0  # unpacked so far
-        self._stream = zlib.decompressobj(_GZIP_WINDOW)
-
-    def step(self) -> bytes | None:
-        """Unpack a little more. Return the body once it is whole, else None. Raise `TopicsError` for damage or size."""
-        starved = not self._input and not self._refill()
+def gunzip(packed: bytes, limit_bytes: int) -> Generator[int, None, bytes]:
+    """Unpack a body (RFC 9110 section 8.4.1.3) in steps, each with the size so far. Raise for damage or size."""
+    unpacker, members, size_bytes = zlib.decompressobj(_GZIP_WINDOW), 1, 0
+    parts: list[bytes] = []  # joined at the end: many buffers that grow at the same time fragment the heap
+    data, at = b"", 0
+    # Bound: each round takes some of the input, or adds to the output, which has a limit.
+    while True:
+        if not data:
+            data = packed[at : at + _INPUT_BYTES]
+            at += len(data)
+        is_starved = not data
         try:
-            got = self._stream.decompress(self._input, min(_STEP_BYTES, self._limit_bytes + 1 - self.size_bytes))
+            got = unpacker.decompress(data, min(_STEP_BYTES, limit_bytes + 1 - size_bytes))
         except zlib.error:
             raise invalid("the body is not valid gzip") from None
-        if got:
-            self._parts.append(got)
-            self.size_bytes += len(got)
-        if self.size_bytes > self._limit_bytes:
-            raise TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body unpacks to more than {self._limit_bytes} bytes")
-        if self._stream.eof:  # of a member. A body may have several (RFC 1952 section 2.2).
-            self._input = self._stream.unused_data
-            if not self._input and not self._refill():
-                parts, self._parts = self._parts, []
+        parts.append(got)
+        size_bytes += len(got)
+        if size_bytes > limit_bytes:
+            raise TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body unpacks to more than {limit_bytes} bytes")
+        data = unpacker.unconsumed_tail
+        if unpacker.eof:  # of a member. A body may have several (RFC 1952 section 2.2).
+            data = unpacker.unused_data
+            if not data and at == len(packed):
                 return b"".join(parts)
-            self._members += 1
-            if self._members > _MAX_MEMBERS:  # an empty member costs the server far more than the client
+            members += 1
+            if members > _MAX_MEMBERS:  # an empty member costs the server far more than the client
                 raise invalid(f"the gzip body has more than {_MAX_MEMBERS} members")
-            self._stream = zlib.decompressobj(_GZIP_WINDOW)
-            return None
-        self._input = self._stream.unconsumed_tail
-        if starved and not got:
+            unpacker = zlib.decompressobj(_GZIP_WINDOW)
+        elif is_starved and not got:
             raise invalid("the gzip body is cut short")
-        return None
-
-    def _refill(self) -> bool:
-        self._input = self._packed[self._at : self._at + _INPUT_BYTES]
-        self._at += len(self._input)
-        return bool(self._input)
+        yield size_bytes
 
 
 _GZIP_THREADS = 2
-NOTHING = Gunzip(b"", 0)
 _UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a client of HTTP/2 (RFC 9113 section 3.4)
 
@@ -112,8 +95,8 @@ class Service:
         # Threads start when there is something to do. One unpacks: several bodies would all be half unpacked at a time.
         self.pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
         self.unpacker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="topics-gunzip")
-        self.unpacking = NOTHING  # what it unpacks now
-        self.budget.count(UNPACKING, lambda: self.unpacking.size_bytes)
+        self.unpacking_bytes = 0  # of the body that it unpacks now
+        self.budget.count(UNPACKING, lambda: self.unpacking_bytes)
         self.draining = False
         self._blocked: dict[Callable[[], bool], None] = {}  # of streams that wait for the budget
 
@@ -211,7 +194,9 @@ class Exchanges(Generic[E]):
         self._service = service
         self.charges = Charges(service.budget)
         self.served = 0  # requests whose head was understood
-        self.packed: list[tuple[E, Gunzip]] = []  # whole requests whose bodies take too long to unpack here
+        self.packed: list[
+            tuple[E, Generator[int, None, bytes]]
+        ] = []  # whole requests whose bodies take too long to unpack here
 
     # --- hooks of subclasses
 
@@ -256,17 +241,16 @@ class Exchanges(Generic[E]):
 
     def unpack(self, exchange: E) -> None:
         """Unpack a short body at once. Put a long one into `packed`."""
-        gunzip = Gunzip(exchange.head.request.body, self._service.limits.max_body_bytes)
+        steps = gunzip(exchange.head.request.body, self._service.limits.max_body_bytes)
         try:
-            body = gunzip.step()
+            next(steps)
+        except StopIteration as whole:
+            self.unpacked(exchange, whole.value)
         except TopicsError as error:
             self.unpack_failed(exchange, error)
-            return
-        if body is not None:
-            self.unpacked(exchange, body)
         else:
             exchange.unpacking = True
-            self.packed.append((exchange, gunzip))
+            self.packed.append((exchange, steps))
 
     def unpacked(self, exchange: E, body: bytes) -> None:
         exchange.unpacking = False
@@ -376,28 +360,30 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
         packed, server = self.exchanges.packed, self._server
         # Bound: each round takes one body out of the list.
         while packed:
-            exchange, gunzip = packed.pop(0)
-            unpacking = asyncio.get_running_loop().run_in_executor(server.unpacker, self._unpack, exchange, gunzip)
+            exchange, steps = packed.pop(0)
+            unpacking = asyncio.get_running_loop().run_in_executor(server.unpacker, self._unpack, exchange, steps)
             unpacking.add_done_callback(partial(self._unpacked, exchange))
 
-    def _unpack(self, exchange: E, gunzip: Gunzip) -> bytes | None:
+    def _unpack(self, exchange: E, steps: Generator[int, None, bytes]) -> bytes | None:
         """Return the body, on a thread; None if no client waits any more. Raise `throttled` without memory for it.
 
         While the memory budget is full every body is refused, because it may grow a thousandfold.
         """
-        budget, body = self._server.budget, None
+        budget, server = self._server.budget, self._server
         if budget.full:
             raise budget.error()
-        self._server.unpacking = gunzip
         try:
             # Bound: the steps of the body.
-            while body is None and exchange.unpacking and not exchange.dropped:
-                body = gunzip.step()
-                if budget.limit_bytes and budget.charged_bytes + gunzip.size_bytes > budget.limit_bytes:
+            while exchange.unpacking and not exchange.dropped:
+                server.unpacking_bytes = next(steps)
+                if budget.limit_bytes and budget.charged_bytes + server.unpacking_bytes > budget.limit_bytes:
                     raise budget.error()
+            return None
+        except StopIteration as whole:
+            body: bytes = whole.value
             return body
         finally:
-            self._server.unpacking = NOTHING
+            server.unpacking_bytes = 0
 
     def _unpacked(self, exchange: E, done: asyncio.Future[bytes | None]) -> None:
         if exchange.unpacking and not exchange.dropped and not done.cancelled():
