@@ -101,7 +101,7 @@ class Response(msgspec.Struct, gc=False):
 class Deferred(msgspec.Struct, eq=False):
     """An answer that comes later.
 
-    The application calls `resolve` once. The transport calls `then` once, and `cancel` when no client waits any more.
+    The application calls `resolve` once. The transport calls `then`, and `cancel` when no client waits any more.
     The first of `resolve` and `cancel` counts, and the other does nothing.
     """
 
@@ -128,16 +128,10 @@ class Deferred(msgspec.Struct, eq=False):
             callback(response)
 
     def then(self, callback: Callable[[Response], None]) -> None:
-        """Call `callback` with the answer: at once if it is there already."""
-        assert self._callback is None, "a Deferred has one listener"
+        """Call `callback` with the answer: at once if it is there already. It replaces the one of an earlier call."""
         if self._response is not None:
             callback(self._response)
         elif not self.cancelled:
-            self._callback = callback
-
-    def then_instead(self, callback: Callable[[Response], None]) -> None:
-        """Call `callback` with an answer that is not there yet, in place of the callback of `then`."""
-        if not self.cancelled:
             self._callback = callback
 
     def mapped(self, change: Callable[[Response], Response]) -> "Deferred":

@@ -205,7 +205,7 @@ class Connection(ExchangeConnection[Exchange]):
         if late is not None:
             deferred, request, may_gzip = late
             exchange = self.pipeline.adopt(request, may_gzip=may_gzip, deferred=deferred)
-            deferred.then_instead(partial(self.resolved, exchange))
+            deferred.then(partial(self.resolved, exchange))
 
     # --- the pipeline
 
