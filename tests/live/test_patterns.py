@@ -112,4 +112,4 @@ def test_new_topic_reaches_exactly_the_watchers_of_its_prefixes() -> None:
     assert matched == ["green"]
     for watcher in ("rooms", "green", "no"):
         waiters.remove(watcher)
-    assert not waiters._by_prefix
+    assert not waiters._watchers

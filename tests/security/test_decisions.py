@@ -11,7 +11,7 @@ from tests.security.test_leaks import FakeTransport, post
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.access.key_ring import KeyRing
-from topics.server.api import guard
+from topics.server.api import request_handler
 from topics.server.app import TopicsApp
 from topics.server.http.browser_origin import CorsApp
 from topics.server.http.http1.connection import Connection
@@ -78,7 +78,7 @@ def run(scenario: Callable[[World], Any], **settings: str) -> None:
 
 @pytest.fixture(autouse=True)
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "DECIDED_MS", 60_000)  # what ends a decision here is never its age
+    monkeypatch.setattr(request_handler, "DECIDED_MS", 60_000)  # what ends a decision here is never its age
 
 
 async def warm(world: World, secret: str) -> tuple[Connection, FakeTransport]:

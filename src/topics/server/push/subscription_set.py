@@ -286,7 +286,9 @@ class PatternWaiters:
 
     def put(self, watcher: object, prefixes: Iterable[str], match: Match) -> None:
         """Call `match` for every new topic with one of these prefixes, which replace earlier ones of the watcher."""
-        self._watchers[watcher] = tuple(prefixes), match
+        self.remove(watcher)
+        if wanted := tuple(prefixes):
+            self._watchers[watcher] = wanted, match
 
     def remove(self, watcher: object) -> None:
         self._watchers.pop(watcher, None)
