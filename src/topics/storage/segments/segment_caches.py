@@ -52,7 +52,7 @@ class Loaded:
 class SegmentFile(Segment):
     """The file of a sealed segment. The caches decides how long `file` stays open and `loaded` stays in memory."""
 
-    __slots__ = ("_caches", "cold", "file", "file_in_use", "footer", "gone", "loaded", "path")
+    __slots__ = ("_caches", "cold", "file", "footer", "gone", "loaded", "path")
 
     def __init__(self, caches: SegmentCaches, path: str, footer: codec.Footer) -> None:
         super().__init__(footer.first)
@@ -63,7 +63,6 @@ class SegmentFile(Segment):
         self.loaded: Loaded | None = None
         self.gone = False  # whether `release` was called: the file may be removed at any time
         self.file: File | None = None  # the last reader closes it
-        self.file_in_use = False  # whether a read used the file since the caches last checked
         self.cold = False  # whether the file is in the cold folder
 
     def unload(self) -> None:
@@ -72,11 +71,7 @@ class SegmentFile(Segment):
         self.forget_holes()
 
     def _open(self) -> File:
-        file = self.file
-        if file is None:
-            return self._caches.open(self)
-        self.file_in_use = True
-        return file
+        return self.file or self._caches.open(self)
 
     def release(self) -> None:
         """Free the memory of the segment, and let its file be removed."""
@@ -167,10 +162,7 @@ class SegmentCaches:
         self.period = 0  # a new number makes every segment check its data again
 
     def open(self, segment: SegmentFile) -> File:
-        """Open the file of the segment, which keeps it until the cache takes it away.
-
-        The cache has no order of use. It spares a file once that was used since the last check.
-        """
+        """Open the file of the segment, which keeps it until the cache takes it away: those opened first go first."""
         with self._files_lock:
             try:
                 file = self.fs.open(segment.path, write=True)
@@ -180,17 +172,14 @@ class SegmentCaches:
                 self._close_until(0)
                 file = self.fs.open(segment.path, write=True)
             self._files[segment] = file
-            segment.file, segment.file_in_use = file, True
+            segment.file = file
             self._close_until(self._open_files)
             return file
 
     def _close_until(self, left: int) -> None:
         while len(self._files) > left:
-            other, spared = self._files.popitem(last=False)
-            if other.file_in_use:
-                other.file_in_use, self._files[other] = False, spared
-            else:
-                other.file = None
+            other, _ = self._files.popitem(last=False)
+            other.file = None
 
     def forget(self, segment: SegmentFile, moved_to: str | None = None) -> None:
         """Close the file of the segment, because it was removed, replaced or moved. The next read opens it again."""
