@@ -57,7 +57,6 @@ class Pipeline:
     options: tuple[Row, ...]
     _: KW_ONLY
     arguments: Callable[[argparse.Namespace], dict[str, Any]] | None = None  # of the function, instead of the options
-    show: Show | None = None  # formats the report
     epilog: str | None = None
     extra: str = "lake"  # the extra of the distribution that has the packages of the pipeline
 
@@ -71,7 +70,7 @@ class Pipeline:
         return function(**(self.arguments or own)(args), **shared(args))
 
     def _show(self, report: RunReport) -> str:
-        show: Show = getattr(self._module(), "describe", describe) if self.show is None else self.show
+        show: Show = getattr(self._module(), "describe", describe)
         return show(report)
 
     def _module(self) -> Any:
@@ -133,7 +132,7 @@ SHARED_OPTIONS = section(
 
 def shared(args: argparse.Namespace) -> JobOptions:
     """Return the shared options as arguments of a pipeline function."""
-    from topics.spark.pipelines.run.progress import progress_for
+    from topics.spark.pipelines.run.report import progress_for
 
     token_file = args.token_file
     if args.token is None and token_file is None and not args.is_key_of_context:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topics.cli import pipeline
 from topics.cli.connect import add_address
 from topics.cli.options import Row, add_group, add_parser, one_of, option, section
 from topics.cli.pipeline import FOLLOW, POSITIONS, SPARK, Pipeline, follow
 from topics.cli.tree import Subparsers
-from topics.plurals import counted
-
-if TYPE_CHECKING:
-    from topics.spark.pipelines.run.report import RunReport, TopicReport
 
 Args = argparse.Namespace
 
@@ -105,30 +101,6 @@ COMPACT = Pipeline(
 )
 
 
-# --- erase
-
-
-def _receipt(report: RunReport) -> str:
-    figures = report.figures
-    verb = "would be erased" if report.dry_run else "erased"
-    lines = [f"{figures['match']}: {counted(report.records, 'record')} {verb} (run {report.run_id})", ""]
-    places = {f"{'lake ' if row.into else 'topic'}  {row.topic}": row for row in report.topics if row.records}
-    width = max(map(len, places), default=0)
-    lines += [f"  {place:<{width}}  {row.records:>10,}{_detail(row)}" for place, row in places.items()]
-    clean = len(report.topics) - len(places)
-    others = counted(clean, "other place was", "other places were")
-    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
-    lines += [f"warning: {text}" for text in report.warnings]
-    return "\n".join(lines)
-
-
-def _detail(row: TopicReport) -> str:
-    if row.into:
-        return f"  in {counted(row.figures['files'], 'file')}"
-    copies = row.figures["copies"]
-    return f"  {copies:,} of them copies without a tag" if copies else ""
-
-
 ERASE = Pipeline(
     "erase",
     "delete the records of a tag from topics, router copies and a lake",
@@ -143,7 +115,6 @@ ERASE = Pipeline(
             option("--prefix P", "only topics with this name prefix, and their router copies"),
         ),
     ),
-    show=_receipt,
     epilog="Prints a receipt with the number of deleted records per place. Exit status: 1 if copies\n"
     "remain that have neither a tag nor an origin.",
 )

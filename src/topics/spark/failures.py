@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -80,6 +82,16 @@ _OF_TASK = {  # by the class name of an exception raised in a Spark task
     "Damaged": FailureKind.LAKE,
     **{one.__name__: kind for classes, kind in _OF_CLASS.items() for one in classes},
 }
+
+
+@contextmanager
+def allowed(*codes: Code) -> Iterator[None]:
+    """Suppress errors of a server with these codes."""
+    try:
+        yield
+    except TopicsError as error:
+        if error.code not in codes:
+            raise
 
 
 def kind_of(error: BaseException) -> FailureKind:

@@ -14,12 +14,21 @@ from topics.client import Client
 from topics.client.request import Summary
 from topics.errors import Code, TopicsError
 from topics.lake import Lake
+from topics.model.names import check_topic
 from topics.plurals import counted
 from topics.spark.failures import BadUsage
 from topics.spark.options import ConnectionOptions, ReadOptions
 
 SHOWN = 5
 LISTED = 1000  # most names that are compared with the given one
+
+
+def check_name(topic: str, option: str = "") -> None:
+    """Raise `BadUsage` if the value of an option is no name of a topic."""
+    try:
+        check_topic(topic)
+    except TopicsError as error:
+        raise BadUsage(f"{option}: {error.message}" if option else error.message) from None
 
 
 def unknown_topic(client: Client, topic: str, *, lake: Lake | None = None) -> BadUsage:

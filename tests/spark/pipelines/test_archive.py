@@ -21,8 +21,7 @@ from topics.client.request import Record
 from topics.lake import Lake
 from topics.spark.pipelines.archive.driver import _ArchiveRun, archive
 from topics.spark.pipelines.run.job import BadUsage, Failed
-from topics.spark.pipelines.run.progress import Progress
-from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.report import Progress, RunReport
 
 
 @pytest.fixture

@@ -29,8 +29,7 @@ from topics.spark.failures import BadUsage, Failed, explain, next_step
 from topics.spark.pipelines.rounds import Rounds, SourceTopic
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run.job import PipelineJob
-from topics.spark.pipelines.run.progress import Progress, progress_for
-from topics.spark.pipelines.run.report import ReportedGap, RunReport
+from topics.spark.pipelines.run.report import Progress, ReportedGap, RunReport, progress_for
 from topics.spark.topic_names import missing_in
 
 
@@ -297,13 +296,18 @@ def test_long_round_publishes_its_lag(
     with PipelineJob("archive", servers=[server.url], stop=stop, progress=lines) as job:
         row = job.report.topic(topic)
         job.reached[server.url, topic] = (client.topic(topic).epoch, 1)
-        for _ in job.rounds(follow=True):
+
+        def work() -> bool:
             job.step("archiving")
             job.progress.show(1200, 3000, unit="seqs")
             client.append(topic, [{"data": 2}, {"data": 3}])
-            reported = wait_for(lambda: _running(client, job), "a report with a lag")
+            reported.extend(wait_for(lambda: _running(client, job), "a report with a lag"))
             wait_for(lambda: "so far" in screen.getvalue(), "a line of progress")
             stop.set()
+            return True
+
+        reported: list[Any] = []
+        job.repeat(work, follow=True)
         client.append(topic, [{"data": 4}])
 
     assert reported[-1]["topics"][0]["lag"] == 2

@@ -21,7 +21,7 @@ from tests.spark.archives import Written, archived_epoch_of, check_exact
 from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Tombstone
-from topics.lake import Gap, Lake
+from topics.lake import ArchivedEpoch, Gap, Lake
 from topics.lake.lake import LakeErasure
 from topics.lake.layout import topic_folder
 from topics.lake.rewrite import Erasure
@@ -357,8 +357,8 @@ def test_seqs_in_two_files_are_reported_and_compared(
     second = msgspec.structs.replace(file, path="second.parquet", first=7, last=9, rows=3, bytes=size)
     found = look(
         Stretch(
-            lake=lake.path, connection=ConnectionOptions(server=server.url), topic=topic, epoch=written.epoch,
-            first=1, last=10, files=[file, second],
+            lake=lake.path, connection=ConnectionOptions(server=server.url), first=1, last=10,
+            archived=ArchivedEpoch(topic=topic, epoch=written.epoch, files=(file, second), archived_to=10),
         )
     )  # fmt: skip
     assert found.doubled == [(7, 9)]

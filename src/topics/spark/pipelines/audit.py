@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from topics.client import Client
 from topics.client.request import State, Summary
@@ -67,22 +67,14 @@ class EpochAccount(Struct, kw_only=True):
         step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(self.size_bytes, 1)), 1000)
         for first in range(1, self.head + 1, step):
             last = min(first + step - 1, self.head)
-            files = self.archived.files_in(first, last)
+            archived = self.archived.within(first, last)
+            sound = tuple(file for file in archived.files if file not in bad)
             yield Stretch(
-                lake=lake,
-                connection=None if self.state is None else job.connection(url),
-                topic=self.topic,
-                epoch=self.epoch,
-                first=first,
-                last=last,
-                files=[file for file in files if file not in bad],
-                damaged=[(file.first, file.last) for file in files if file in bad],
-                gaps=[(gap.first, gap.last) for gap in self.archived.gaps_in(first, last)],
-                uncovered=self.archived.uncovered(first, last),
-                trimmed_to=self.archived.trimmed_to,
-                reported_to=self.reported_to,
+                lake=lake, connection=None if self.state is None else job.connection(url), first=first, last=last,
+                archived=structs.replace(archived, files=sound), reported_to=self.reported_to,
+                damaged=[(file.first, file.last) for file in archived.files if file in bad],
                 size_bytes=self.size_bytes * (last - first + 1) // self.head,
-            )
+            )  # fmt: skip
 
     @property
     def size_bytes(self) -> int:
@@ -285,17 +277,16 @@ class Stretch(Struct, kw_only=True):
 
     lake: str
     connection: ConnectionOptions | None  # None: an earlier epoch, which only the lake has
-    topic: str
-    epoch: int
     first: int
     last: int
-    files: list[File] = []  # the files that are not damaged
+    archived: ArchivedEpoch  # its part of the stretch, without damaged files
     damaged: list[Range] = []  # the seqs of damaged files
-    gaps: list[Range] = []
-    uncovered: list[Range] = []
-    trimmed_to: int = 0
     reported_to: int = 0  # the last archived seq that the server knows
     size_bytes: int = 0  # estimated, in memory
+
+    @property
+    def uncovered(self) -> list[Range]:
+        return self.archived.uncovered(self.first, self.last)
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -353,9 +344,14 @@ def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.
     _put(marks, stretch, [pair for low, high in lost for pair in _within(stretch.uncovered, low, high)], LOST)
     if stretch.connection is None:
         _put(marks, stretch, stretch.uncovered, UNEXPLAINED)
-    _put(marks, stretch, _within(stretch.uncovered, 1, max(stretch.trimmed_to, stretch.reported_to)), UNEXPLAINED)
+    _put(
+        marks,
+        stretch,
+        _within(stretch.uncovered, 1, max(stretch.archived.trimmed_to, stretch.reported_to)),
+        UNEXPLAINED,
+    )
     _put(marks, stretch, stretch.damaged, UNEXPLAINED)
-    _put(marks, stretch, stretch.gaps, GAP)
+    _put(marks, stretch, [(gap.first, gap.last) for gap in stretch.archived.gaps], GAP)
     marks[archived.column("seq").to_numpy() - stretch.first] = ARCHIVED
     marks[live.column("seq").to_numpy() - stretch.first] = LIVE
     return marks
@@ -367,7 +363,7 @@ def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
         return _table([]), []
     options, lost = ReadOptions(connection=stretch.connection, fail_on_data_loss=False), list[LostRange]()
     span = Span(
-        server=stretch.connection.server, topic=stretch.topic, epoch=stretch.epoch,
+        server=stretch.connection.server, topic=stretch.archived.topic, epoch=stretch.archived.epoch,
         start=stretch.first, stop=stretch.last + 1,
     )  # fmt: skip
     batches = [batch.select(["seq", *COMPARED]) for batch in without_gaps(read_span(span, options), lost)]
@@ -376,7 +372,7 @@ def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
 
 def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
     lake = Lake(stretch.lake)
-    for file in stretch.files:
+    for file in stretch.archived.files:
         try:
             for batch in row_groups(lake.storage, file, ["seq", *COMPARED], first=stretch.first, last=stretch.last):
                 seqs = batch.column("seq").to_numpy()

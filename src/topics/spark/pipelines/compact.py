@@ -7,10 +7,10 @@ then the older records of these keys are looked for and deleted by seq, many in 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +23,7 @@ from topics.errors import Code, TopicsError
 from topics.lake.files import RowsFile, RowsWriter, read_rows
 from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
-from topics.spark.failures import BadUsage
+from topics.spark.failures import BadUsage, allowed
 from topics.spark.options import BadOption, ConnectionOptions, WriteOptions
 from topics.spark.pipelines import rounds
 from topics.spark.pipelines.audit import INFLATION
@@ -241,11 +241,8 @@ def compact(
         if not source.wait_until_exists(follow=follow):
             return job.report
         if into is not None and not job.dry_run:
-            try:  # without deletes each run would add one more record per key
-                check_may_delete(client, into)
-            except TopicsError as error:
-                if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
-                    raise
+            with allowed(Code.TOPIC_NOT_FOUND):  # which only a key that may delete gets
+                check_may_delete(client, into)  # without deletes each run would add one more record per key
         declaration = xxhash.xxh3_64_intdigest(msgspec.json.encode((topic, by))) >> 1
         work = Compaction(
             source, by, CompactPosition(declaration=declaration, epoch=0), into=into, table=table, full=full,
@@ -265,16 +262,14 @@ class Compaction(rounds.Rounds[CompactPosition]):
     the key as its tag.
     """
 
+    lost = "unread records of its earlier epoch are lost"
+    begun: ClassVar[Mapping[str, Any]] = {"plan": 0}
     kept_hours = KEPT_HOURS
     schema = COLUMNS
     null_removes = False
     _declared: str  # the expression of the key
     _kept: Sequence[RowsFile] = ()  # files of the table that stay
     _new_bytes = _changed_bytes = 0  # estimated size of the records of a step, and of the rows that it writes again
-
-    def recreated(self, at: CompactPosition, epoch: int) -> CompactPosition:
-        self._job.warn(f"topic {self._source.topic} was recreated; unread records of its earlier epoch are lost")
-        return structs.replace(at, epoch=epoch, done=0, plan=0, generation=at.generation + 1)
 
     def planned(self, at: CompactPosition) -> int | None:
         return at.plan if at.plan > at.done else None

@@ -34,7 +34,7 @@ from topics.spark.failures import LakeFailed
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.delivery import delete_seqs, stamp_in
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
-from topics.spark.pipelines.run.report import RunReport
+from topics.spark.pipelines.run.report import RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
@@ -333,6 +333,28 @@ class _Erasure:
             report.figures["lake" if row.into else "topics"] += row.records
             report.figures["copies"] += row.figures.get("copies", 0)
             report.figures["lake_files"] += row.figures.get("files", 0)
+
+
+def describe(report: RunReport) -> str:
+    """Return the receipt: the number of deleted records of each place."""
+    figures = report.figures
+    verb = "would be erased" if report.dry_run else "erased"
+    lines = [f"{figures['match']}: {counted(report.records, 'record')} {verb} (run {report.run_id})", ""]
+    places = {f"{'lake ' if row.into else 'topic'}  {row.topic}": row for row in report.topics if row.records}
+    width = max(map(len, places), default=0)
+    lines += [f"  {place:<{width}}  {row.records:>10,}{_detail(row)}" for place, row in places.items()]
+    clean = len(report.topics) - len(places)
+    others = counted(clean, "other place was", "other places were")
+    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
+    lines += [f"warning: {text}" for text in report.warnings]
+    return "\n".join(lines)
+
+
+def _detail(row: TopicReport) -> str:
+    if row.into:
+        return f"  in {counted(row.figures['files'], 'file')}"
+    copies = row.figures["copies"]
+    return f"  {copies:,} of them copies without a tag" if copies else ""
 
 
 # --- the search, in tasks

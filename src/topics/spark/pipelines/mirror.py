@@ -20,6 +20,7 @@ from topics.client.request import Record, Summary
 from topics.errors import Code, TopicsError
 from topics.lake.storage import real_location
 from topics.model.topic import TopicConfig
+from topics.spark.failures import allowed
 from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import MAX_ROUNDS, MirrorResult, MirrorTask, copy, rehearse
 from topics.spark.pipelines.run import positions
@@ -32,7 +33,6 @@ from topics.spark.topic_names import Selection, existing_lake
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
-IDLE_S = 0.25
 IDENTITY = "sys:identity"
 IDENTITY_CONFIG = {"durability": "fsync"}
 NEW = "(new)"  # in a dry run: a server without a name
@@ -114,30 +114,29 @@ def mirror(
 
 
 def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
+    def catch_up() -> bool:
+        for link in links:
+            link.aim()
+        steps = 0
+        while not job.stopping.is_set() and _step(job, links):
+            steps += 1
+        return steps > 0
+
     if job.dry_run:
         for link in links:
             link.aim()
-        _step(job, links, follow=False)
+        _step(job, links)
         return
     job.sums_lags = True
     job.step("copying")
-    if follow:
-        for _ in job.rounds(follow=True):
-            if not _step(job, links, follow=True):
-                job.rest()
-                job.stopping.wait(IDLE_S)
-    else:
-        # With both ways, the second pass reads the copies that the first pass wrote, and recognises them as copies.
-        for _ in links:
-            for link in links:
-                link.aim()
-            while _step(job, links, follow=False):
-                pass
+    for _ in links[1:]:  # the next pass reads the copies that this one writes back, and recognises them as copies
+        catch_up()
+    job.repeat(catch_up, follow=follow)
 
 
-def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
+def _step(job: PipelineJob, links: Sequence[Link]) -> bool:
     """Plan and run one step of all directions. Return False if there was nothing to do."""
-    plans: list[tuple[Link, list[MirrorTask]]] = [(link, link.plan(follow=follow)) for link in links]
+    plans: list[tuple[Link, list[MirrorTask]]] = [(link, link.plan()) for link in links]
     tasks = [task for _, planned in plans for task in planned]
     if not tasks:
         return False
@@ -187,13 +186,8 @@ def identity(client: Client, *, name: str | None = None, dry_run: bool = False) 
 
 
 def _known(client: Client) -> str | None:
-    try:
-        for item in client.read(IDENTITY):
-            if isinstance(item, Record):
-                return str(item.value["id"])
-    except TopicsError as error:
-        if error.code not in (Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
-            raise
+    with allowed(Code.TOPIC_NOT_FOUND, Code.FORBIDDEN):
+        return next((str(item.value["id"]) for item in client.read(IDENTITY) if isinstance(item, Record)), None)
     return None
 
 
@@ -236,33 +230,30 @@ class Link:
         return [row for row in self.wanted.among(client) if row.topic not in self.excluded]
 
     def aim(self) -> None:
-        """Set the present heads as the end of a run that does not follow."""
+        """Set the present heads as the end of the next steps."""
         self._goal = {row.topic: row.head_seq for row in self._among(self.source)}
 
-    def plan(self, *, follow: bool) -> list[MirrorTask]:
+    def plan(self) -> list[MirrorTask]:
         """Return the next tasks. Their plan is saved on the target before."""
         there = {row.topic: row for row in self._among(self.target)}
-        rows, found = [], []
+        found = []
         for row in self._among(self.source):
             if row.type != "log":
                 self.job.warn(
                     f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice"
                 )
-            elif row.topic in there and there[row.topic].type != "log":
+                continue
+            if row.topic in there and there[row.topic].type != "log":
                 raise BadUsage(
                     f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
                     "would become jobs there",
                     next="leave this topic out, or delete or rename the queue",
                 )
-            else:
-                rows.append(row)
-        for row in rows:
             self._note_reached(row.topic)
             if (at := self._at.get(row.topic)) is not None and at.epoch == row.epoch:
                 self._row(row.topic).lag = max(row.head_seq - at.done, 0)
-            head = row.head_seq if follow else min(row.head_seq, self._goal.get(row.topic, 0))
-            task = self._next_task(row, there.get(row.topic), head)
-            if task is not None:
+            head = min(row.head_seq, self._goal.get(row.topic, 0))
+            if (task := self._next_task(row, there.get(row.topic), head)) is not None:
                 found.append(task)
         if found and not self.job.dry_run:
             self._positions.check_alone()

@@ -25,9 +25,7 @@ import xxhash
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from topics.client import Client
-from topics.errors import TopicsError
 from topics.lake.storage import real_location
-from topics.model.names import check_topic
 from topics.spark.failures import explain
 from topics.spark.options import offset_option, read_options
 from topics.spark.pipelines.rounds import answered, run_tasks
@@ -42,7 +40,7 @@ from topics.spark.source.catalog import NoSuchTopic, catalog_of
 from topics.spark.source.plan import GRID, Span
 from topics.spark.source.read import read_span
 from topics.spark.sql.text import lenient
-from topics.spark.topic_names import missing_in
+from topics.spark.topic_names import check_name, missing_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,10 +96,7 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
             if getattr(self, given) is not None and getattr(self, other) is not None:
                 raise BadUsage(f"{given} and {other}: give one of them")
         for name in (self.topic, self.into):
-            try:
-                check_topic(name)
-            except TopicsError as error:
-                raise BadUsage(error.message) from None
+            check_name(name)
 
     def options(self, job: PipelineJob) -> dict[str, str]:
         """Return the source as options of `format("topics")`."""

@@ -7,11 +7,11 @@ and if there are too many groups, the records of windows that close are read aga
 
 from __future__ import annotations
 
-import json
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import msgspec
 import pyarrow as pa
@@ -91,6 +91,8 @@ def rollup(
 class Rolling(rounds.Rounds[RollupPosition]):
     """One run of a rollup. The output has one row or record per window and group."""
 
+    lost = "windows that were open are lost"
+    begun: ClassVar[Mapping[str, Any]] = {"open": [], "state": b"", "due": None}  # and the watermark stays
     _declared: Declaration
     _next: RollupPosition  # after the step
     _partial: Partial | None = None
@@ -133,11 +135,6 @@ class Rolling(rounds.Rounds[RollupPosition]):
                 if file.path != f"{OPEN}/{self._stored}":
                     self._table.storage.remove(file.path)
         return at
-
-    def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
-        """Keep the watermark, and drop the open windows: their records were deleted with the earlier epoch."""
-        self._job.warn(f"topic {self._declared.topic} was recreated; windows that were open are lost")
-        return structs.replace(at, epoch=epoch, done=0, open=[], state=b"", due=None, generation=at.generation + 1)
 
     def planned(self, at: RollupPosition) -> int | None:
         return None if at.due is None else at.due.stop - 1
@@ -395,36 +392,28 @@ def _text(ms: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)).isoformat(timespec="milliseconds")
 
 
-SIMPLE_TYPES = {
-    "string", "long", "integer", "short", "byte", "float", "double", "boolean", "binary", "date", "timestamp",
-}  # fmt: skip
-BAD_CHARACTERS = " ,;{}()\n\t="  # many programs do not accept them in the name of a column
+TYPES = re.compile(
+    r"string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|decimal\(.*|struct|array|map"
+)
+BAD_CHARACTERS = re.compile(r"[ ,;{}()\n\t=]|^$")  # many programs do not accept them in the name of a column
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the columns of a table for these results. Raise `BadUsage` if a table cannot have a name or type."""
     from deltalake import Schema
 
+    for one in schema:
+        text = one.json()
+        for kind in re.findall(r'"(?:type|\w+Type)":"(.*?)"', text):
+            if TYPES.fullmatch(kind) is None:
+                raise BadUsage(
+                    f"column {one.name} of the result: a table cannot have the type {kind}",
+                    next="cast it, for example to STRING, or to TIMESTAMP",
+                )
+        for name in re.findall(r'"name":"(.*?)"', text):
+            if BAD_CHARACTERS.search(name) is not None:
+                raise BadUsage(
+                    f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …"
+                )
     # Spark and Delta describe types by the same JSON.
-    return pa.schema(Schema.from_json(json.dumps(_delta_type(json.loads(schema.json()), ""))).to_arrow())
-
-
-def _delta_type(kind: Any, column: str) -> Any:
-    """Return the JSON of a type that accepts NULL everywhere, without metadata."""
-    if isinstance(kind, str):
-        if kind not in SIMPLE_TYPES and not kind.startswith("decimal("):
-            raise BadUsage(
-                f"column {column} of the result: a table cannot have the type {kind}",
-                next="cast it, for example to STRING, or to TIMESTAMP",
-            )
-        return kind
-    if kind["type"] != "struct":  # an array or a map
-        names = [name for name in ("elementType", "keyType", "valueType") if name in kind]
-        nulls = {name: True for name in ("containsNull", "valueContainsNull") if name in kind}
-        return {"type": kind["type"], **{name: _delta_type(kind[name], column) for name in names}, **nulls}
-    fields = []
-    for name, of in ((one["name"], one["type"]) for one in kind["fields"]):
-        if not name or any(one in BAD_CHARACTERS for one in name):
-            raise BadUsage(f"column {name!r} of the result: a table cannot have this name", next="rename it with AS …")
-        fields.append({"name": name, "type": _delta_type(of, column or name), "nullable": True, "metadata": {}})
-    return {"type": "struct", "fields": fields}
+    return pa.schema(Schema.from_json(schema.toNullable().json()).to_arrow())

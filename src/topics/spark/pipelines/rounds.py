@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -117,12 +117,6 @@ class SourceTopic:
                 next="run the same command again: it continues with the new epoch of the topic",
             )
 
-    def wait(self, state: State) -> None:
-        """Return when the topic has new records, at the latest after `WAIT_MS`."""
-        self.client.diff(
-            self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
-        )
-
 
 def with_value(rows: DataFrame) -> DataFrame:
     """Return the rows with `value`: `data` as a VARIANT, for `value:user.id::string` etc."""
@@ -138,6 +132,8 @@ class Rounds(Generic[At]):
     A position in a table is a set of facts, which are numbers; the positions of a server hold it as it is.
     """
 
+    lost: str  # what is lost if the source topic was recreated
+    begun: ClassVar[Mapping[str, Any]]  # fields of the position before the first seq of a new epoch
     kept_hours = KEPT_HOURS  # how long replaced files of a table stay
     gaps: Sequence[ReportedGap] = ()  # recorded with the next position, if the output is a table
     restarts = False  # whether the next rows replace all rows of the output
@@ -154,22 +150,17 @@ class Rounds(Generic[At]):
         self._job, self._client = source.job, source.client
         self._table: OutputTable | None = None
         self.name = into or ""
-        if into is None:
-            try:
-                self._table = OutputTable(table or "", self._job.report.pipeline, kept_hours=self.kept_hours)
-                self.name = self._table.uri
-            except NoLake as error:
-                raise BadUsage(str(error), next=PLACE) from None
         self._positions = Positions(self._client, prefix, run=self._job.report.run_id, topic=positions)
-        self._row = self._job.report.topic(source.topic, into=self.name)
-        if self._table is None:
+        if into is not None:
             known = self._positions.load(type(start)).get("")
         else:
             try:
-                found = self._table.load()
-            except NoTable as error:
+                self._table = OutputTable(table or "", self._job.report.pipeline, kept_hours=self.kept_hours)
+                found, self.name = self._table.load(), self._table.uri
+            except (NoLake, NoTable) as error:
                 raise BadUsage(str(error), next=PLACE) from None
             known = self.of_facts(found) if found else None
+        self._row = self._job.report.topic(source.topic, into=self.name)
         self._generation = 0 if known is None else known.generation + int(full)
         if known is not None and not full and known.declaration != start.declaration:
             raise BadUsage(f"{self.name} holds the result of another declaration", next=OTHER_OUTPUT)
@@ -184,10 +175,6 @@ class Rounds(Generic[At]):
 
     def facts_of(self, at: At) -> dict[str, int]:
         return {"declaration": at.declaration, "epoch": at.epoch, "done": at.done, "generation": at.generation}
-
-    def recreated(self, at: At, epoch: int) -> At:
-        """Return the position before the first seq of the topic's new epoch."""
-        raise NotImplementedError
 
     def planned(self, at: At) -> int | None:
         """Return the last seq of the plan that an interrupted run has saved, or None."""
@@ -216,19 +203,20 @@ class Rounds(Generic[At]):
     # --- the run
 
     def run(self, *, follow: bool, every_s: float) -> None:
-        follow = follow and not self._job.dry_run
-        for _ in self._job.rounds(follow=follow):
-            state = self._source.state()
-            while self.step(state.head_seq):
-                self._note_reached()
-            self._job.rest()
-            if follow and not self._job.stopping.wait(every_s):
-                self._source.wait(state)
+        self._job.repeat(self._catch_up, follow=follow and not self._job.dry_run, every_s=every_s)
         if self._job.dry_run and self._row.records:
             is_there = self.target()[0] if self._table is None else self._table.exists()
             if not is_there:
                 self._row.would.append(f"create {'topic' if self._table is None else 'table'} {self.name}")
         self.finish()
+
+    def _catch_up(self) -> bool:
+        """Process all ranges up to the present head. Return whether there were any."""
+        head, worked = self._source.state().head_seq, False
+        while self.step(head):
+            self._note_reached()
+            worked = True
+        return worked
 
     def step(self, head: int) -> bool:
         """Process the next range, or the plan of an interrupted run. Return False if there is neither."""
@@ -284,7 +272,8 @@ class Rounds(Generic[At]):
         if at.epoch == state.epoch and state.head_seq >= at.done:
             return at
         self._row.gaps.append(ReportedGap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
-        return self.recreated(at, state.epoch)
+        self._job.warn(f"topic {self._source.topic} was recreated; {self.lost}")
+        return structs.replace(at, epoch=state.epoch, done=0, generation=at.generation + 1, **self.begun)
 
     def _note_reached(self) -> None:
         """Set the position from which the job computes the lag."""

@@ -7,19 +7,20 @@ a killed run has done a round of a topic completely or not at all. The next run 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
+
+import msgspec
+import xxhash
+from msgspec import Struct
 
 from topics.client import Client
-from topics.errors import TopicsError
 from topics.lake import BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
-from topics.model.names import check_topic
 from topics.plurals import counted
 from topics.spark.pipelines.archive import state
-from topics.spark.pipelines.archive.expectation import Expectation
 from topics.spark.pipelines.archive.state import ArchiveState, Key
+from topics.spark.pipelines.rounds import with_value
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks, in_threads
@@ -27,11 +28,14 @@ from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.sql import kinds
-from topics.spark.topic_names import Selection
+from topics.spark.sql.text import lenient
+from topics.spark.topic_names import Selection, check_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0
-POLL_S = 0.5
 
 ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a kill loses at most one commit
 PART_BYTES = 256 << 20  # most bytes of one task
@@ -100,12 +104,10 @@ def archive(
 def _selection(topics: Sequence[str], prefix: str | None, pattern: str | None) -> Selection:
     if not topics and prefix is None and pattern is None:
         raise BadUsage("no topics selected: use --topic, --prefix or --pattern")
+    for topic in topics:
+        check_name(topic, "--topic")
     try:
-        for topic in topics:
-            check_topic(topic, field="--topic")
         re.compile(pattern or "")
-    except TopicsError as error:
-        raise BadUsage(error.message) from None
     except re.error as error:
         raise BadUsage(f"--pattern: {pattern!r} is not a regular expression: {error}") from None
     return Selection(topics=tuple(dict.fromkeys(topics)), prefix=prefix, pattern=pattern)
@@ -172,7 +174,7 @@ class _ArchiveRun(ArchiveState):
             if not self.lake.exists():
                 self._extents(client, Snapshot(), follow=follow)  # fails where there should be one already
             self.lake.create()
-            self._rounds(client, follow=follow, every_s=every_s)
+            self.job.repeat(lambda: self._round(client, follow=follow), follow=follow, every_s=every_s)
         if self.damaged:
             raise Failed(
                 "; ".join(self.damaged.values()),
@@ -180,20 +182,11 @@ class _ArchiveRun(ArchiveState):
                 "topics were not merged or trimmed",
             )
 
-    def _rounds(self, client: Client, *, follow: bool, every_s: float) -> None:
-        due = 0.0
-        for _ in self.job.rounds(follow=follow):
-            if (pause_s := due - time.monotonic()) > 0:
-                self.job.stopping.wait(min(pause_s, POLL_S))
-                continue
-            snapshot = self.lake.snapshot()
-            extents = self._extents(client, snapshot, follow=follow)
-            self.note_archived(snapshot, extents)
-            worked = self._catch_up(client, extents)
-            self.job.rest()
-            due = time.monotonic() + (every_s if worked else 0)
-            if follow and not worked:
-                self.job.stopping.wait(POLL_S)
+    def _round(self, client: Client, *, follow: bool) -> bool:
+        snapshot = self.lake.snapshot()
+        extents = self._extents(client, snapshot, follow=follow)
+        self.note_archived(snapshot, extents)
+        return self._catch_up(client, extents)
 
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
@@ -270,7 +263,7 @@ class _ArchiveRun(ArchiveState):
 
     # --- one round
 
-    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[state.Done]:
+    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Change]:
         assert self._tasks is not None, "chosen with the first spans"
         extent_of = {extent.topic: extent for extent in extents}
         self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
@@ -323,7 +316,7 @@ class _ArchiveRun(ArchiveState):
             found = state_of(client, topic)
         return () if found is None or found.config.schema is None else kinds.columns(found.config.schema).fields
 
-    def _commit(self, base: Snapshot, done: list[state.Done], extents: list[TopicExtent]) -> set[str]:
+    def _commit(self, base: Snapshot, done: list[Change], extents: list[TopicExtent]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
 
         A topic that another run has changed meanwhile is left out, for the next round.
@@ -341,7 +334,7 @@ class _ArchiveRun(ArchiveState):
                 return None
             return change
 
-        committed = in_threads(state.changes_of(done), commit)
+        committed = in_threads(done, commit)
         changes = [change for change in committed if change is not None]
         for change in changes:
             assert change.covered is not None
@@ -359,3 +352,74 @@ class _ArchiveRun(ArchiveState):
             self._done += last - first + 1
             self.job.report.add(files=len(change.adds))
         return {change.topic for change in changes}
+
+
+# --- an expectation on the records that are archived
+#
+# The lake stays complete: records that do not meet the condition are counted, and on request copied to a topic. Or the
+# run ends before it commits them.
+
+KEY = "_topics_rejected"  # in the meta of a copy: topic, epoch and seq of the record
+NEEDS_SPARK = "--expect is a condition of Spark SQL"
+
+
+class Expectation(Struct, frozen=True, kw_only=True):
+    """A condition, and what to do about records that do not meet it. NULL does not meet it."""
+
+    condition: str
+    reject_to: str | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reject_to is not None:
+            if self.strict:
+                raise BadUsage("--reject-to and --strict: give one of them")
+            check_name(self.reject_to, "--reject-to")
+
+    def check(self, job: PipelineJob, url: str, spans: Sequence[Span]) -> dict[str, int]:
+        """Return how many records of each topic do not meet the condition. Copy them to the topic for them.
+
+        Raise `Failed` if there are some and the expectation is strict. A dry run only counts.
+        """
+        job.tasks(spark_only=NEEDS_SPARK)
+        rows = self._unmet(job, url, spans).persist()
+        try:
+            found = {one.topic: one for one in rows.groupBy("topic").agg({"*": "count", "seq": "min"}).collect()}
+            if found and self.strict and not job.dry_run:
+                topic, row = min(found.items())
+                raise Failed(
+                    f"{counted(row['count(1)'], 'record')} of topic {topic}, the first with seq {row['min(seq)']}, do "
+                    f"not meet {self.condition!r}: nothing of this round was archived",
+                    next="correct or delete these records, or use --reject-to instead of --strict",
+                )
+            if found and self.reject_to is not None and not job.dry_run:
+                self._reject(rows, job, url)
+        finally:
+            rows.unpersist()
+        return {topic: row["count(1)"] for topic, row in found.items()}
+
+    def _unmet(self, job: PipelineJob, url: str, spans: Sequence[Span]) -> DataFrame:
+        starts: dict[str, int] = {}
+        stops: dict[str, int] = {}
+        for span in spans:  # a topic may have two: seqs that are known to be lost, and records
+            starts[span.topic] = min(span.start, starts.get(span.topic, span.start))
+            stops[span.topic] = max(span.stop, stops.get(span.topic, span.stop))
+        options = job.reading(url) | {
+            "subscribe": ",".join(starts),
+            "failOnDataLoss": "false",
+            "startingOffsets": msgspec.json.encode(starts).decode(),
+            "endingOffsets": msgspec.json.encode(stops).decode(),
+        }
+        rows = with_value(job.spark.read.format("topics").options(**options).load())
+        return rows.where(f"kind = 'record' AND NOT coalesce(({lenient(self.condition)}), false)")
+
+    def _reject(self, rows: DataFrame, job: PipelineJob, url: str) -> None:
+        """Append copies. A run after a kill repeats them under the same keys."""
+        origin = "named_struct('topic', topic, 'epoch', epoch, 'seq', seq)"
+        copies = rows.selectExpr(
+            "topic AS source_topic", "seq", "node", "tag", "data",
+            f"named_struct('{KEY}', {origin}, 'meta', try_parse_json(meta)) AS meta",
+        )  # fmt: skip
+        write_id = f"expect-{xxhash.xxh3_64_hexdigest(self.condition.encode())}"
+        options = job.reading(url) | {"topic": self.reject_to or "", "writeId": write_id}
+        copies.write.format("topics").options(**options).mode("append").save()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from topics.client import Client
 from topics.client.request import State
@@ -26,7 +26,7 @@ from topics.lake.archived import outside
 from topics.lake.files import NO_COLUMNS
 from topics.lake.heal import OTHER_LAKE
 from topics.lake.storage import Storage
-from topics.spark.failures import Failed
+from topics.spark.failures import Failed, allowed
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.audit import Stretch, check_file, look
 from topics.spark.pipelines.run.job import PipelineJob
@@ -73,11 +73,10 @@ def check_same(
     files = last_files(archived, earliest=earliest)
     if not files:
         return
-    last = files[-1].last
+    first, last = max(earliest, files[-1].last - COMPARED_SEQS + 1), files[-1].last
     stretch = Stretch(
-        lake=lake.path, connection=connection, topic=archived.topic, epoch=archived.epoch, files=files,
-        first=max(earliest, last - COMPARED_SEQS + 1), last=last,
-    )  # fmt: skip
+        lake=lake.path, connection=connection, first=first, last=last, archived=archived.within(first, last)
+    )
     found = look(stretch)
     if found.problem is not None:
         if lake.has(archived.topic, archived.epoch, files):
@@ -282,27 +281,15 @@ class ArchiveState:
         to_report = (topic.trimmed_seq or 0) < archived.archived_to
         if to_report and not self._report(client, topic, archived.archived_to, trimmed_to=archived.archived_to):
             return
-        try:
+        with allowed(Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
             trimmed = client.delete(topic.topic, before_seq=archived.archived_to + 1, epoch=topic.epoch)
-        except TopicsError as error:
-            if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
-                raise
-            return
-        self.row(topic.topic).add(trimmed=trimmed.deleted)
+            self.row(topic.topic).add(trimmed=trimmed.deleted)
 
 
 # --- tasks, which run on executors or in threads: they write spans of topics to Parquet files of a lake
 #
 # Records do not pass through the JVM, which would take longer than all the rest. The driver commits the files that a
 # task returns; files of failed or repeated tasks are not committed.
-
-
-class Done(Struct, frozen=True):
-    """The result for a span: every seq is in a file, in a gap, or was deleted."""
-
-    span: Span
-    files: list[File]
-    gaps: list[Gap]
 
 
 def archive_spans(
@@ -314,20 +301,32 @@ def archive_spans(
     typed: Mapping[str, TypedColumns],
     bytes_of: Callable[[Span], float],
     max_bytes_per_second: int | None = None,
-) -> list[Done]:
-    """Run one task per part and return the results. `typed` has the typed columns of topics."""
+) -> list[Change]:
+    """Run one task per part, and return one change per epoch. `typed` has the typed columns of topics."""
     at_once = max(min(len(parts), tasks.parallelism), 1)
     limit = None if max_bytes_per_second is None else max(max_bytes_per_second // at_once, 1)
     options = ReadOptions(connection=connection, fail_on_data_loss=False, max_bytes_per_second=limit)
     work = partial(_archive_part, options=options, lake=lake, typed=dict(typed))
-    found = tasks.run(parts, work, result=list[Done], weight=lambda part: round(sum(map(bytes_of, part))))
-    return [done for one in found for done in one]
+    found = tasks.run(parts, work, result=list[Change], weight=lambda part: round(sum(map(bytes_of, part))))
+    by_epoch: dict[Key, list[Change]] = {}  # a topic may have been cut between tasks
+    for change in (change for one in found for change in one):
+        by_epoch.setdefault((change.topic, change.epoch), []).append(change)
+    return [_joined(changes) for _, changes in sorted(by_epoch.items())]
+
+
+def _joined(changes: Sequence[Change]) -> Change:
+    adds = [file for one in changes for file in one.adds]
+    spans = sorted(one.covered for one in changes if one.covered is not None)
+    gaps = joined(gap for one in changes for gap in one.gaps)
+    return structs.replace(changes[0], adds=adds, gaps=gaps, covered=(spans[0][0], spans[-1][1]))
 
 
 def _archive_part(
     spans: Sequence[Span], *, options: ReadOptions, lake: str, typed: Mapping[str, TypedColumns]
-) -> list[Done]:
-    """Read the spans of one task to their ends and write their records to files."""
+) -> list[Change]:
+    """Read the spans of one task to their ends and write their records to files: every seq is in a file, in a gap, or
+    was deleted.
+    """
     storage, done = Storage(lake), []
     for span in spans:
         lost: list[LostRange] = []
@@ -335,7 +334,9 @@ def _archive_part(
         columns = typed.get(span.topic, NO_COLUMNS)
         files = write_files(storage, span.topic, span.epoch, records, typed=columns)
         now_ms = SystemClock().now_ms()
-        done.append(Done(span, files, [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost]))
+        gaps = [Gap(one.gap_from, one.gap_to, one.reason, now_ms) for one in lost]
+        covered = (span.start, span.stop - 1)
+        done.append(Change(op="archive", topic=span.topic, epoch=span.epoch, adds=files, gaps=gaps, covered=covered))
     return done
 
 
@@ -372,21 +373,3 @@ def first_bytes(spans: list[Span], extents: list[TopicExtent], size_bytes: float
             if low < high:
                 found.append(structs.replace(span, start=low, stop=high))
     return found
-
-
-def changes_of(done: Iterable[Done]) -> list[Change]:
-    """Return one change per epoch from the results of the tasks: a topic may have been cut between tasks."""
-    by_epoch: dict[tuple[str, int], list[Done]] = {}
-    for one in done:
-        by_epoch.setdefault((one.span.topic, one.span.epoch), []).append(one)
-    return [
-        Change(
-            op="archive",
-            topic=topic,
-            epoch=epoch,
-            adds=[file for one in parts for file in one.files],
-            gaps=joined(gap for one in parts for gap in one.gaps),
-            covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
-        )
-        for (topic, epoch), parts in sorted(by_epoch.items())
-    ]

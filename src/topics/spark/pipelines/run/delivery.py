@@ -23,7 +23,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
-from topics.spark.failures import Failed
+from topics.spark.failures import Failed, allowed
 from topics.spark.options import ConnectionOptions, WriteOptions
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS, Chunk, Sent, send
@@ -350,10 +350,7 @@ def delete_seqs(client: Client, topic: str, seqs: Sequence[int], *, epoch: int) 
 
 def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:
     """Yield the meta of each record after `from_seq` that has one; nothing if the topic does not exist."""
-    try:
+    with allowed(Code.TOPIC_NOT_FOUND):
         for item in client.read(topic, from_seq=from_seq):
             if isinstance(item, Record) and item.meta:
                 yield bytes(item.meta)
-    except TopicsError as error:
-        if error.code is not Code.TOPIC_NOT_FOUND:
-            raise

@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
@@ -33,8 +33,7 @@ from topics.spark import warm
 from topics.spark.failures import BadUsage, Failed, NoSpark, as_failed, explain, kind_of, next_step
 from topics.spark.jvm import SESSION, NoJava, find_java, quiet_start
 from topics.spark.options import PATIENT_RETRIES, BadOption, ConnectionOptions
-from topics.spark.pipelines.run.progress import Progress
-from topics.spark.pipelines.run.report import RunProblem, RunReport, TopicReport
+from topics.spark.pipelines.run.report import Progress, RunProblem, RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Item, Result, Tasks, choose
 from topics.spark.source.catalog import states_of
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 RUNS = "sys:pipelines"
 RUNS_CONFIG = {"cap_records": 10_000}
 REPORT_EVERY_S = 10.0  # how often a job that follows publishes its report
+IDLE_S = 0.5  # pause of a job that follows and finds nothing new
 BEAT_S = 1.0  # how often the progress line shows that a step still runs
 FIRST_RETRIES = 2
 BRIEF: Final[dict[str, Any]] = {"retries": 2, "timeout_s": 10.0}  # of a client for reports
@@ -169,13 +169,9 @@ class PipelineJob:
         self._working_since = time.monotonic()
 
     def work(self) -> None:
-        """Mark the current step as running again after `rest`."""
+        """Mark the current step as running again after a pause."""
         if self._working_since is None:
             self._working_since = time.monotonic()
-
-    def rest(self) -> None:
-        """Mark the job as idle: it waits for new records."""
-        self._working_since = None
 
     def warn(self, text: str) -> None:
         """Show a warning now and keep it in the report."""
@@ -183,13 +179,14 @@ class PipelineJob:
             self.progress.warn(text)
             self.report.warnings.append(text)
 
-    def rounds(self, *, follow: bool) -> Iterator[int]:
-        """Yield one round; with `follow`, rounds until the job stops. A round without new records should wait."""
-        number = 0
+    def repeat(self, work: Callable[[], bool], *, follow: bool, every_s: float = 0.0) -> None:
+        """Call `work` once; with `follow`, until the job is stopped, with a pause after a call that did something."""
         self._follows = follow
-        while number == 0 or (follow and not self.stopping.is_set()):
-            yield number
-            number += 1
+        while True:
+            pause_s = every_s if work() else IDLE_S
+            self._working_since = None  # the job waits
+            if not follow or self.stopping.wait(pause_s):
+                return
 
     def _beat(self) -> None:
         """Update the progress line and publish the report while the main thread waits for Spark."""

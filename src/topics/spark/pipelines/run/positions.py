@@ -16,9 +16,9 @@ from msgspec import Raw, Struct
 
 from topics.client import Client
 from topics.client.request import Record
-from topics.errors import Code, TopicsError
-from topics.model.names import check_topic
-from topics.spark.pipelines.run.job import BadUsage, Failed
+from topics.errors import Code
+from topics.spark.failures import Failed, allowed
+from topics.spark.topic_names import check_name
 
 TOPIC = "sys:positions"
 CONFIG = {"durability": "fsync"}
@@ -38,10 +38,7 @@ class Positions:
     """The positions of one run that share a name prefix. A concurrent run of the same pipeline is detected."""
 
     def __init__(self, client: Client, prefix: str, *, run: str, topic: str = TOPIC) -> None:
-        try:
-            check_topic(topic, field="--positions")
-        except TopicsError as error:
-            raise BadUsage(f"--positions: {error.message}") from None
+        check_name(topic, "--positions")
         self._client = client
         self._prefix = prefix
         self._run = run
@@ -86,26 +83,20 @@ class Positions:
             for index, name in enumerate(names[start : start + 5000]):
                 self._last[name] = done.first_seq + index
         if self._count % DELETE_REPLACED_EVERY == 0:
-            try:
+            with allowed(Code.FORBIDDEN):  # a key without `admin` leaves the replaced records: harmless
                 for name, seq in self._last.items():
                     self._client.delete(self.topic, match=tag_of(name), before_seq=seq)
-            except TopicsError as error:
-                if error.code is not Code.FORBIDDEN:  # a key without `admin` leaves the replaced records: harmless
-                    raise
 
     def _entries(self, from_seq: int) -> list[tuple[int, _PositionRecord]]:
         found = []
         match = ["tag", "Glob", tag_of(self._prefix) + "*"]
-        try:
+        with allowed(Code.TOPIC_NOT_FOUND):
             for item in self._client.read(self.topic, from_seq=from_seq, filter=match):
                 if isinstance(item, Record):
                     self._at = item.seq
                     entry = msgspec.json.decode(item.data, type=_PositionRecord)
                     if entry.name.startswith(self._prefix):
                         found.append((item.seq, entry))
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
         return found
 
 

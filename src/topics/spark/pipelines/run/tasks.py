@@ -8,12 +8,11 @@ from __future__ import annotations
 import heapq
 import os
 import pickle
-import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -31,7 +30,6 @@ MAX_THREADS = 4
 MAX_TASKS = 10_000
 TASK_BYTES = 64 << 20  # a task gets about as much, if there is enough for all executors
 ITEMS_A_JOB = 50_000  # every task receives the items of its job, in pieces that it does not decode
-STOP_WAIT_S = 10.0  # how long a failed or interrupted job waits for the tasks that still run
 HERE, ON_SPARK = "in this process", "on Spark"
 _SCHEMA = pa.schema([pa.field("at", pa.int64()), pa.field("result", pa.binary())])
 
@@ -125,44 +123,21 @@ def in_threads(
 ) -> list[Result]:
     """Run `task(item)` for each item, the heaviest first. Return the results in the order of the items.
 
-    If a task fails or the caller is interrupted, no further task begins. A task that does not end within `STOP_WAIT_S`
-    ends with the process: its threads are daemons.
+    If a task fails or the caller is interrupted, no further task begins. Those that run end with the process at the
+    latest: the threads of the pool are daemons.
     """
     if len(items) < 2:
         return [task(item) for item in items]
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for at in sorted(range(len(items)), key=lambda at: -weight(items[at])):
-        waiting.put(at)
-    ended: queue.SimpleQueue[tuple[int, Result | BaseException]] = queue.SimpleQueue()
-    stop = threading.Event()
+    failed = threading.Event()
 
-    def work() -> None:
-        while not stop.is_set():
-            try:
-                at = waiting.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                ended.put((at, task(items[at])))
-            except BaseException as error:
-                stop.set()
-                ended.put((at, error))
+    def work(at: int) -> tuple[int, Result | None]:
+        try:
+            return at, None if failed.is_set() else task(items[at])
+        except BaseException:
+            failed.set()
+            raise
 
-    threads = [
-        threading.Thread(target=work, name="topics-task", daemon=True) for _ in range(min(len(items), MAX_THREADS))
-    ]
-    for thread in threads:
-        thread.start()
-    found: dict[int, Result] = {}
-    try:
-        while len(found) < len(items):
-            at, result = ended.get()
-            if isinstance(result, BaseException):
-                raise result
-            found[at] = result
-    finally:
-        stop.set()
-        deadline_s = time.monotonic() + STOP_WAIT_S
-        for thread in threads:
-            thread.join(max(deadline_s - time.monotonic(), 0))
-    return [found[at] for at in range(len(items))]
+    heaviest_first = sorted(range(len(items)), key=lambda at: -weight(items[at]))
+    with ThreadPool(min(len(items), MAX_THREADS)) as pool:
+        found = dict(pool.imap_unordered(work, heaviest_first))
+    return [cast(Result, found[at]) for at in range(len(items))]
