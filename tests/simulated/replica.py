@@ -21,6 +21,7 @@ from topics.engine.durable.replication import Replication
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.storage.replica import start
+from topics.storage.replica.sequence import Server
 from topics.storage.replica.uploader import Uploader
 from topics.storage.worker import INLINE, Worker
 
@@ -54,7 +55,7 @@ class ReplicaServer(SimServer):
 
     def open(self) -> Recovered:
         interval_ms, timeout_ms, max_lag_bytes = self._settings
-        about = start.Server(url=URL, host=self._host, interval_ms=interval_ms, max_lag_bytes=max_lag_bytes)
+        about = Server(url=URL, host=self._host, interval_ms=interval_ms, max_lag_bytes=max_lag_bytes)
         opened = self.opened or start.prepare(self.bucket, self.disk, ROOT, about, now_ms=self.clock.now_ms())
         self._dir.open()
         self.recovered = self.store.recover(lambda share: None)

@@ -21,6 +21,7 @@ from topics.engine.durable.standby import FollowedClock, Follower, Standby
 from topics.engine.engine import Engine
 from topics.storage.replica import start
 from topics.storage.replica.following import Following
+from topics.storage.replica.sequence import Server
 
 
 class SimStandby(SimServer):
@@ -63,7 +64,7 @@ class SimStandby(SimServer):
             takeover_after_ms=self._after_ms, now_ms=now_ms,
         )  # fmt: skip
         self.standby = Standby(
-            loaded, start.Server(url=URL, host=self._host), following, follower, self.store, worker=self.worker,
+            loaded, Server(url=URL, host=self._host), following, follower, self.store, worker=self.worker,
             clock=self.clock, followed=clock, later=self._later, runner=self.steps, save_bytes=self._save_bytes,
             instance=f"instance-{self._host}",
         )  # fmt: skip

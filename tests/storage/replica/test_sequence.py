@@ -11,7 +11,7 @@ from topics.storage.replica import objects
 from topics.storage.replica.bucket import BucketError
 from topics.storage.replica.history import History
 from topics.storage.replica.objects import Checkpoint, FileRef, log_name
-from topics.storage.replica.sequence import ALONE, EVERYWHERE, NOWHERE, OBJECT_BYTES, End, Plan, Sequence, State, Writer
+from topics.storage.replica.sequence import ALONE, EVERYWHERE, NOWHERE, OBJECT_BYTES, End, Plan, Sequence, Server, State
 
 REFS = [FileRef("snapshots/1.snap", "files/1", 1, 1)]
 
@@ -21,8 +21,8 @@ NEW = End()
 
 def begun(*, end: End = NEW, interval_ms: int = 1000, max_lag_bytes: int = 1 << 40, name: str = "a") -> Sequence:
     """Return the sequence of a server that has just recovered, with snapshot 1."""
-    writer = Writer("r", name, host=name)
-    sequence = Sequence(writer, end, interval_ms=interval_ms, max_lag_bytes=max_lag_bytes)
+    server = Server(host=name, interval_ms=interval_ms, max_lag_bytes=max_lag_bytes)
+    sequence = Sequence("r", name, end, server)
     sequence.note_checkpoint(Plan(1))
     return sequence
 
@@ -137,7 +137,7 @@ def test_much_log_is_cut_where_a_sync_ended():
 
 def test_pieces_follow_the_files_of_the_log():
     left = {1: 300, 4: 200}
-    sequence = Sequence(Writer("r", "a"), End())
+    sequence = Sequence("r", "a", End(), Server())
     sequence.left = left
     assert sequence.pieces((1, 100), (1, 250)) == [(1, 100, 150)]
     assert sequence.pieces((1, 100), (6, 50)) == [(1, 100, 200), (4, 0, 200), (6, 0, 50)]
@@ -227,7 +227,7 @@ def test_later_term_has_no_gate_open_before_its_checkpoint():
 
 def test_checkpoint_names_the_first_object_with_its_log():
     bucket, left = SimBucket(), dict[int, int]()
-    sequence = Sequence(Writer("r", "a"), End())
+    sequence = Sequence("r", "a", End(), Server())
     sequence.left = left
     sequence.note_checkpoint(Plan(1))
     open_replica(sequence, bucket)

@@ -34,7 +34,8 @@ from topics.storage.log.log_files import LogFile
 from topics.storage.replica import objects, start
 from topics.storage.replica.following import Following, Step
 from topics.storage.replica.objects import PROMOTE, Damaged, Object
-from topics.storage.replica.start import Loaded, Opened, Server
+from topics.storage.replica.sequence import Server
+from topics.storage.replica.start import Loaded, Opened
 from topics.storage.replica.uploader import Later
 from topics.storage.segments.segment_caches import SegmentCaches
 from topics.storage.worker import Worker

@@ -14,7 +14,7 @@ from topics.storage.replica import start, upkeep
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 from topics.storage.replica.history import History
 from topics.storage.replica.objects import PROMOTE, Announced, Promote, log_name, read_promote
-from topics.storage.replica.sequence import State
+from topics.storage.replica.sequence import Server, State
 from topics.storage.replica.uploader import Uploader
 
 if TYPE_CHECKING:
@@ -204,9 +204,9 @@ class ReplicaService:
         self._file_worker.submit(work, done)
 
 
-def about_server(settings: Settings, address: str) -> start.Server:
+def about_server(settings: Settings, address: str) -> Server:
     """Return what objects of this server say about it."""
-    return start.Server(
+    return Server(
         url=settings.replica or "", host=socket.gethostname(), address=address,
         interval_ms=settings.replica_interval_ms, max_lag_bytes=settings.replica_max_lag_bytes,
     )  # fmt: skip

@@ -68,13 +68,14 @@ class End(Struct, frozen=True):
     host: str = ""
 
 
-class Writer(Struct, frozen=True):
-    """The process that writes."""
+class Server(Struct, frozen=True, kw_only=True):
+    """What a sequence says about its writer, and how it writes."""
 
-    replica: str
-    instance: str
+    url: str = ""
     host: str = ""
     address: str = ""
+    interval_ms: int = 1000
+    max_lag_bytes: int = 4 << 30
 
 
 class Plan(Struct, eq=False):
@@ -99,8 +100,10 @@ class Upload(Struct, eq=False):
 class Sequence:
     """The sequence as its writer extends it. Times are elapsed milliseconds, except for `wall_ms`."""
 
-    def __init__(self, writer: Writer, end: End, *, interval_ms: int = 1000, max_lag_bytes: int = 4 << 30) -> None:
-        self.writer = writer
+    def __init__(self, replica: str, instance: str, end: End, server: Server) -> None:
+        self.replica = replica
+        self.instance = instance
+        self._server = server
         self.state = State.STARTING
         self.term = end.term
         self.last_number = end.number
@@ -120,8 +123,6 @@ class Sequence:
         self._last_wall_ms = end.at_ms
         self._end_upto = end.upto
         self.left: Mapping[int, int] = {}  # the size of each log file that the log has left; the log changes it
-        self._interval_ms = interval_ms
-        self._max_lag_bytes = max_lag_bytes
         # Where objects may end: synced positions, about `OBJECT_BYTES` apart, each with the time that it covers.
         self._marks: list[tuple[Position, int]] = []
         self.as_of_ms: Callable[[], int] = lambda: 0  # the time that a sync which ends now covers, by the wall clock
@@ -145,14 +146,15 @@ class Sequence:
         if position <= self.synced:
             return
         if not self.lag_bytes:
-            self._due_ms = now_ms + self._interval_ms
+            self._due_ms = now_ms + self._server.interval_ms
             self._behind_since_ms = now_ms
-        if self._marks and self.size_bytes(self._mark_before(), position) <= OBJECT_BYTES:
+        before = self._marks[-2][0] if len(self._marks) > 1 else self.uploaded
+        if self._marks and self.size_bytes(before, position) <= OBJECT_BYTES:
             self._marks[-1] = position, self.as_of_ms()
         else:
             self._marks.append((position, self.as_of_ms()))
         self.synced = position
-        if self.is_open and self.lag_bytes > self._max_lag_bytes:
+        if self.is_open and self.lag_bytes > self._server.max_lag_bytes:
             self._give_up()
 
     def note_checkpoint(self, plan: Plan) -> None:
@@ -260,13 +262,13 @@ class Sequence:
         self, kind: Kind, wall_ms: int, *, pieces: tuple[Piece, ...] = (), upto: Position | None = None,
         as_of_ms: int = 0, reason: str = "", version: str = "",
     ) -> Upload:  # fmt: skip
-        writer, term = self.writer, self.term + (kind == "term")
+        server, term = self._server, self.term + (kind == "term")
         upto = upto or (self._end_upto if kind == "term" else self.uploaded)
         return Upload(
             Head(
-                replica=writer.replica, number=self.last_number + 1, term=term, kind=kind,
-                at_ms=max(wall_ms, self._last_wall_ms), instance=writer.instance, host=writer.host,
-                address=writer.address, base=self.base, upto=upto, as_of_ms=as_of_ms, followed=self.followed,
+                replica=self.replica, number=self.last_number + 1, term=term, kind=kind,
+                at_ms=max(wall_ms, self._last_wall_ms), instance=self.instance, host=server.host,
+                address=server.address, base=self.base, upto=upto, as_of_ms=as_of_ms, followed=self.followed,
                 pieces=pieces, reason=reason, version=version, stored=FORMAT_VERSION,
             ),
             upto=upto,
@@ -293,7 +295,7 @@ class Sequence:
                 if not self._began or self._began[-1][0] < number:
                     self._began.append((number, head.number))
             self.uploaded = upload.upto
-            self._due_ms = now_ms + self._interval_ms
+            self._due_ms = now_ms + self._server.interval_ms
             self._behind_since_ms = self._sent_ms
             self._expected, self._alone = self.waiting, max(self._alone - 1, 0)
             self._gathered_ms = now_ms + (0 if self._alone else min(now_ms - self._sent_ms, MAX_GATHER_MS))
@@ -385,9 +387,6 @@ class Sequence:
         return [] if self.state in (State.FENCED, State.ENDED) else self._plans
 
     # --- transitions
-
-    def _mark_before(self) -> Position:
-        return self._marks[-2][0] if len(self._marks) > 1 else self.uploaded
 
     def _give_up(self) -> None:
         """Keep the log no longer: the next checkpoint begins a new term."""

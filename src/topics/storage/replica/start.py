@@ -34,7 +34,7 @@ from topics.storage.replica.bucket import Bucket
 from topics.storage.replica.history import History
 from topics.storage.replica.objects import REPLICA, FileRef, Head, ReplicaError
 from topics.storage.replica.restore import Progress, restore
-from topics.storage.replica.sequence import NOWHERE, End, Sequence, State, Upload, Writer
+from topics.storage.replica.sequence import NOWHERE, End, Sequence, Server, State, Upload
 
 log = logs.Log("replica")
 
@@ -62,16 +62,6 @@ class Opened(Struct):
     is_new: bool  # there is no checkpoint yet
 
 
-class Server(Struct, frozen=True, kw_only=True):
-    """What a sequence says about its writer, and how it writes."""
-
-    url: str
-    host: str = ""
-    address: str = ""
-    interval_ms: int = 1000
-    max_lag_bytes: int = 4 << 30
-
-
 def prepare(
     bucket: Bucket, fs: Fs, path: str, server: Server, *, now_ms: int, progress: Progress = lambda done, total: None
 ) -> Opened:
@@ -89,7 +79,7 @@ def prepare(
         )
     instance = secrets.token_hex(8)
     if history is not None and end.number and is_vacant(fs, path):
-        begin = partial(_sequence, server, history.replica_id, instance)
+        begin = partial(Sequence, history.replica_id, instance, server=server)
         return _restore(history, end, fs, path, begin, now_ms, progress)
     if not is_vacant(fs, path):
         _check(fs, path, read_owner(fs, path), history, end, url)
@@ -97,7 +87,7 @@ def prepare(
         if not begin_replica(bucket) or (history := History.open(bucket)) is None or history.log:
             raise NotOurs(f"{url} is being used by another server; choose another prefix, or start again")
     known = history.state(end.number).checkpoint.files if end.base else []
-    return Opened(_sequence(server, history.replica_id, instance, end), known, is_new=not end.base)
+    return Opened(Sequence(history.replica_id, instance, end, server), known, is_new=not end.base)
 
 
 def begin_replica(bucket: Bucket) -> bool:
@@ -106,15 +96,10 @@ def begin_replica(bucket: Bucket) -> bool:
     return bucket.create(REPLICA, identity) or bucket.get(REPLICA) == identity
 
 
-def _sequence(server: Server, replica_id: str, instance: str, end: End) -> Sequence:
-    writer = Writer(replica_id, instance, host=server.host, address=server.address)
-    return Sequence(writer, end, interval_ms=server.interval_ms, max_lag_bytes=server.max_lag_bytes)
-
-
 def claim(datadir: DataDir, sequence: Sequence, *, follows: bool = False) -> None:
     """Write down that this directory begins the next term, before that is in the bucket, or has begun it."""
-    term, writer = sequence.term + (sequence.state is State.STARTING), sequence.writer
-    write_owner(datadir, Owner(writer.replica, term, writer.instance, follows))
+    term = sequence.term + (sequence.state is State.STARTING)
+    write_owner(datadir, Owner(sequence.replica, term, sequence.instance, follows))
 
 
 def read_owner(fs: Fs, path: str) -> Owner | None:
@@ -219,7 +204,7 @@ def succeed(
     history = loaded.history
     if history.last_number != number:
         return None
-    sequence = _sequence(server, history.replica_id, instance, history.end())
+    sequence = Sequence(history.replica_id, instance, history.end(), server)
     sequence.reason = "takeover"
     upload = sequence.next(0, now_ms)
     if upload is None or not _begin_term(history, sequence, upload, lambda: claim(datadir, sequence, follows=True)):
