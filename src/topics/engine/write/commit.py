@@ -23,6 +23,7 @@ from topics import logs
 from topics.engine.state.topic import Topic
 from topics.engine.write.ticket import Halted as Halted
 from topics.engine.write.ticket import Ticket as Ticket
+from topics.engine.write.ticket import callback_failed
 from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD, Uploads, must_wait
 from topics.errors import Code, TopicsError
 from topics.model.topic import SYNCED
@@ -288,7 +289,12 @@ class Commits:
             for one in (ticket,) if followers is None else (ticket, *followers):
                 if one is not ticket:
                     one.error, one.wal_ns, one.sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
-                one.resolve(one.result, one.error)
+                one.done = True
+                if one.then is not None:  # as in `Ticket.resolve`, without a call
+                    try:
+                        one.then(one)
+                    except Exception as failure:
+                        callback_failed(one, failure)
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes
