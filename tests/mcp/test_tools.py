@@ -22,7 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tests.conftest import ServerProcess, StartServer
 from tests.contract.api import eventually
 from topics.client import Topics
-from topics.mcp.tools import MAX_ANSWER_BYTES, TOOLS, bounded
+from topics.mcp.tools import MAX_ANSWER_BYTES, READS, WRITES, bounded
 
 READ_S = 60
 
@@ -78,7 +78,7 @@ def test_agent_remembers_works_and_schedules(server: ServerProcess, name: str) -
     async def run() -> None:
         async with agent(server) as client:
             offered = {tool.name for tool in (await client.list_tools()).tools}
-            assert offered == {row.name for row in TOOLS if not row.destroys}
+            assert offered == {*READS, *WRITES}
             assert "topic_not_found" in await refused(client, "append_record", topic=memory, data=1)
             first = await use(client, "append_record", topic=memory, data={"fact": "x"}, tag="fact", create=True)
             assert (first["first_seq"], first["created"]) == (1, True)
@@ -234,7 +234,7 @@ def test_server_offers_the_tools_over_http_with_the_rights_of_the_key(start_serv
     async def run() -> None:
         async with over_http(server, "agent-key") as client:
             offered = {tool.name for tool in (await client.list_tools()).tools}
-            assert offered == {row.name for row in TOOLS if not row.destroys}
+            assert offered == {*READS, *WRITES}
             assert [row["topic"] for row in (await use(client, "list_topics"))["rows"]] == ["public.news"]
             sql = 'select data as d from "public.news"'
             assert [row["d"] for row in (await use(client, "query_sql", query=sql))["rows"]] == ["1"]

@@ -1,7 +1,7 @@
 """The tools: what each does, with the Python client, and their server. Every answer is a JSON object of bounded size.
 
 The rights are those of the key or token of the client. A tool is a method whose signature and docstring are its schema
-and its description; `TOOLS` is the table of all of them.
+and its description.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import wraps
 from itertools import count
 from tempfile import NamedTemporaryFile
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from mcp.server.mcpserver import MCPServer
@@ -51,31 +51,10 @@ Worker = Annotated[str, Field(description="your name as a worker; use the same o
 Limit = Annotated[int, Field(ge=1, le=MAX_RECORDS, description="most items of the answer")]
 
 
-class Row(NamedTuple):
-    """One tool: its method, whether it only reads, and whether it destroys what cannot be brought back."""
-
-    name: str
-    reads: bool = False
-    destroys: bool = False
-
-
-TOOLS = (
-    Row("list_topics", reads=True),
-    Row("describe_topic", reads=True),
-    Row("read_records", reads=True),
-    Row("wait_for_records", reads=True),
-    Row("append_record"),
-    Row("list_jobs", reads=True),
-    Row("claim_jobs"),
-    Row("finish_jobs"),
-    Row("return_jobs"),
-    Row("redrive_jobs"),
-    Row("schedule_record"),
-    Row("query_sql", reads=True),
-    Row("delete_records", destroys=True),
-    Row("delete_topic", destroys=True),
-    Row("delete_schedule", destroys=True),
-)
+# The tools: those that only read, those that write, and those that destroy what cannot be brought back.
+READS = "list_topics", "describe_topic", "read_records", "wait_for_records", "list_jobs", "query_sql"
+WRITES = "append_record", "claim_jobs", "finish_jobs", "return_jobs", "redrive_jobs", "schedule_record"
+DESTROYS = "delete_records", "delete_topic", "delete_schedule"
 
 
 class Tools:
@@ -92,9 +71,10 @@ class Tools:
     def topics(self) -> AsyncTopics:
         return self._client()
 
-    def rows(self, *, destructive: bool) -> list[Row]:
+    def names(self, *, destructive: bool) -> list[str]:
         """Return the tools that can be offered."""
-        return [row for row in TOOLS if (destructive or not row.destroys) and (row.name != "query_sql" or self._sql)]
+        offered = (*READS, *WRITES, *(DESTROYS if destructive else ()))
+        return [name for name in offered if name != "query_sql" or self._sql]
 
     # --- read
 
@@ -310,11 +290,11 @@ Do not redrive or delete anything unless the user asks for it."""
 
 def build(tools: Tools, *, destructive: bool) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer("topics", instructions=INSTRUCTIONS, version=__version__, log_level="ERROR")
-    for row in tools.rows(destructive=destructive):
+    for name in tools.names(destructive=destructive):
         hints = ToolAnnotations(
-            read_only_hint=row.reads, destructive_hint=row.destroys, open_world_hint=False,
+            read_only_hint=name in READS, destructive_hint=name in DESTROYS, open_world_hint=False,
         )  # fmt: skip
-        server.add_tool(_explained(getattr(tools, row.name)), name=row.name, annotations=hints, structured_output=False)
+        server.add_tool(_explained(getattr(tools, name)), name=name, annotations=hints, structured_output=False)
 
     @server.resource("topics://{topic}", name="topic", mime_type="application/json")
     async def topic_resource(topic: str) -> str:
