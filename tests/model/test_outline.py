@@ -71,7 +71,7 @@ def test_scan_stops_at_the_first_record_too_many() -> None:
     taken: list[None] = []
     with pytest.raises(TopicsError):
         taken.extend(write_outline.outline(body, Limits()))
-    assert len(taken) < 3
+    assert len(taken) <= 10_000 // write_outline.RECORDS_A_STEP
 
 
 def test_scan_stops_at_an_oversized_record() -> None:

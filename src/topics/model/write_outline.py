@@ -21,7 +21,7 @@ from topics.errors import invalid
 from topics.model.records import Limits, record_too_large, too_many_records
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large
 
-PIECE_BYTES = 64 << 10  # text per step, or one record
+PIECE_BYTES, RECORDS_A_STEP = 64 << 10, 256  # per step, but at least one record
 PART_BYTES = 512 << 10  # records decoded per step
 SLOW_NS = 20_000_000  # extra decoding time above which a body is decoded in parts
 QUICK_BYTES = 1 << 20  # a body up to this size is never slow
@@ -104,7 +104,7 @@ def _records(body: bytes, low: int, limits: Limits) -> Generator[None, None, Out
         count += 1
         if not body.startswith(b"]", at):
             at = _after(body, at, b",")
-        if at - seen >= PIECE_BYTES:
+        if at - seen >= PIECE_BYTES or not count % RECORDS_A_STEP:
             seen = at
             yield
     return Outline(low, at, parts)
@@ -116,8 +116,8 @@ def _end(body: bytes, at: int, most: int) -> int:
     The decoder says where it is.
     """
     size = FIRST_BYTES
-    # Bound: each round but the last looks at eight times as much.
-    while size <= 8 * most:
+    # Bound: each round but the last looks at eight times as much, up to one byte too many.
+    while True:
         piece = body[at : at + size]
         # The decoder refuses lone surrogates. An escape of another character takes as many bytes.
         text = piece.replace(b"\\ud", b"\\ue").replace(b"\\uD", b"\\ue") if b"\\u" in piece else piece
@@ -134,8 +134,9 @@ def _end(body: bytes, at: int, most: int) -> int:
         else:
             if len(piece) < size:
                 return len(body)
-        size *= 8
-    return -1
+        if size > most:
+            return -1
+        size = min(8 * size, most + 1)
 
 
 def _after(body: bytes, at: int, sign: bytes) -> int:

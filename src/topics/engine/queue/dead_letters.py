@@ -339,7 +339,7 @@ class DeadLetters:
     def _read(self, topic: Topic, seqs: list[int]) -> tuple[list[Letter], Removal]:
         """Return the dead letters of as many of the jobs as one move may have, and what a delete of them finds."""
         queue, letters = leases_of(topic), []
-        for seq, fields in pick.fitting(topic, [seq for seq in seqs if seq in queue.exhausted]):
+        for seq, fields in pick.fitting(topic, [seq for seq in seqs if seq in queue.exhausted]).items():
             [letter] = decode_letters(record_bytes.with_seq(seq, fields))
             job = queue.exhausted[seq]
             letter.meta = stamp(letter.meta, topic.name, job, queue.reasons_of(job))

@@ -335,12 +335,12 @@ def rows(topic: Topic, seqs: list[int]) -> list[bytes]:
     return found
 
 
-def fitting(topic: Topic, seqs: list[int]) -> list[tuple[int, bytes]]:
-    """Return the first of these records, as many as one answer holds and one load fetches. Raises `Cold`."""
+def fitting(topic: Topic, seqs: list[int]) -> dict[int, bytes]:
+    """Return the first of these records by seq, as many as one answer holds and one load fetches. Raises `Cold`."""
     # Bound: every round but the last halves the number of seqs.
     while True:
         try:
-            return list(zip(seqs, rows(topic, seqs), strict=False))
+            return dict(zip(seqs, rows(topic, seqs), strict=False))
         except Cold as cold:
             if not cold.more or len(seqs) == 1:
                 raise
@@ -354,8 +354,8 @@ def page(topic: Topic, queue: Leases, state: JobState | None, after: int, limit:
     """Return rendered jobs behind `after`, and the cursor of the next page, if any. Raises `Cold` like a read."""
     seqs = _seqs(topic, queue, state, after, limit + 1)
     found = fitting(topic, seqs[:limit])
-    rows = [_row(topic, queue, seq, fields) for seq, fields in found]
-    return rows, found[-1][0] if len(found) < len(seqs) else None
+    rows = [_row(topic, queue, seq, fields) for seq, fields in found.items()]
+    return rows, seqs[len(found) - 1] if len(found) < len(seqs) else None
 
 
 def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:

@@ -410,20 +410,16 @@ def _take(topic: Topic, queue: Leases, want: int, expiring_before: int) -> tuple
     while True:
         taken = pick.Pass(topic, queue, want, expiring_before=expiring_before)
         try:
-            seqs = sorted(map(_seq_of, taken.jobs))
-            rows = pick.rows(topic, seqs)
-        except BaseException as problem:
+            found = pick.fitting(topic, sorted(map(_seq_of, taken.jobs)))
+        except BaseException:
             taken.undo()
-            if not isinstance(problem, Cold) or not problem.more or want == 1:
-                raise
-            want //= 2
-        else:
-            if len(rows) == len(seqs):
-                if queue.by_priority:
-                    taken.keep()
-                return taken.jobs, dict(zip(seqs, rows, strict=True))
-            taken.undo()
-            want = len(rows)
+            raise
+        if len(found) == len(taken.jobs):
+            if queue.by_priority:
+                taken.keep()
+            return taken.jobs, found
+        taken.undo()
+        want = len(found)
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:

@@ -16,14 +16,11 @@ PRIORITIES = 10
 REASON_BYTES = 512  # of a reason or a progress beside its texts
 
 
-class Holder:
-    """A connection that jobs are pushed to: the jobs it holds, and a callback for changes of these."""
+class Holder(Struct, eq=False):
+    """A connection that jobs are pushed to: a callback for changes of the jobs that it holds, and these."""
 
-    __slots__ = ("changed", "held")
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.held: set[int] = set()
-        self.changed = changed
+    changed: Callable[[], None]
+    held: set[int] = set()
 
 
 class Term:

@@ -11,21 +11,21 @@ from array import array
 from collections.abc import Callable, Collection, Mapping
 from sys import byteorder
 
+from msgspec import Struct, field
+
 from topics.model.topic import U64_MAX
 
 SavedLine = tuple[str, bytes, bytes]  # the key, the seqs that are open, and `KeyLine.waiting`
 
 
-class KeyLine:
+class KeyLine(Struct, eq=False):
     """The jobs of one key: how many are open, and those that wait for these."""
 
-    __slots__ = ("at", "key", "open", "waiting")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.open = 0
-        self.waiting = array("Q")  # pairs of a seq and its terms as in `Leases.later`; some jobs may have left
-        self.at = 0  # where the next pair is
+    key: str
+    open: int = 0
+    # Pairs of a seq and its terms as in `Leases.later`; some jobs may have left.
+    waiting: array[int] = field(default_factory=lambda: array("Q"))
+    at: int = 0  # where the next pair is
 
 
 class Keys:
