@@ -7,7 +7,6 @@ decision has taken effect. Verbs of jobs, routers, archives and consumers are me
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct
@@ -33,7 +32,6 @@ from topics.model.names import check_topic
 from topics.model.records import Limits
 from topics.model.topic import ConfigPatch, configure
 from topics.storage.log import entry as entries
-from topics.storage.segments.cold import Cold
 
 
 class Configured(Struct):
@@ -235,13 +233,12 @@ class Engine:
         return now
 
     def expire_in_memory(self, topic: Topic) -> None:
-        """Expire leases, and the records for which nothing has to be read from the disk. Some may stay for a while."""
+        """Expire leases, and the records for which nothing has to be read from the disk."""
         now = self.clock.now_ms()
         if topic.queue is not None:
             topic.queue.expire(now)
         if not topic.holds and topic.links is None:
-            with suppress(Cold, OSError):
-                retention.expire_loaded(topic, now)
+            retention.expire(topic, now, reads=False)
 
     # --- records
 

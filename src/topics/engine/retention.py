@@ -46,8 +46,11 @@ def cutoff_ms(topic: Topic, now_ms: int) -> int:
     return (min(now_ms, staged[0]) if staged else now_ms) - topic.config.ttl_ms
 
 
-def expire(topic: Topic, now_ms: int) -> None:
-    """Expire every record that is older than the TTL, if there is one, see `cutoff_ms`."""
+def expire(topic: Topic, now_ms: int, *, reads: bool = True) -> None:
+    """Expire every record that is older than the TTL, if there is one, see `cutoff_ms`.
+
+    Without `reads`, only those for which nothing has to be read from the disk. Not for a topic that holds.
+    """
     cutoff = cutoff_ms(topic, now_ms)
     if topic.front_ts >= cutoff or not topic.count or not topic.config.ttl_ms:
         return
@@ -55,15 +58,17 @@ def expire(topic: Topic, now_ms: int) -> None:
     if holds and topic.earliest > topic.archived:
         return  # the archive does not have the first record yet
     try:
-        upto = expired_before(topic, cutoff)
+        upto = expired_before(topic, cutoff, exact=reads)
         if holds:
             upto = min(upto, topic.archived + 1)
         if upto > topic.earliest:
-            evict(topic, upto, "ttl")
+            evict(topic, upto, "ttl", reads=reads)
         # The age of the first live record: with it, most calls of this function end after one comparison.
         segment = topic.segment_of(topic.earliest) if topic.count else None
         if segment is None:
             topic.front_ts = 0
+        elif not reads and not segment.in_memory:
+            topic.front_ts = segment.min_ts
         elif ready(topic, segment):
             topic.front_ts = segment.columns.ts[topic.earliest - segment.first]
     except OSError as error:  # a write must not fail because of it; a reader gets the error for the same bytes
@@ -237,8 +242,11 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
     return max(topic.earliest, expired, released(topic, upto))
 
 
-def evict(topic: Topic, upto: int, reason: str) -> None:
-    """Evict every live record below `upto`, for `reason`. Do nothing while the disk cannot be read."""
+def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
+    """Evict every live record below `upto`, for `reason`. Do nothing while the disk cannot be read.
+
+    Without `reads`, the caller has made sure that nothing has to be read from the disk.
+    """
     try:  # before anything is changed
         for segment, _, high in list(topic.spans(topic.earliest, upto)):
             if segment.live and (high < segment.count or segment.live != segment.count):
@@ -261,8 +269,9 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
         for first, last in lost:
             topic.losses.add(segment.first + first, segment.first + last, reason)
             ts: Sequence[int] = [segment.max_ts]
-            with suppress(Cold, Damaged, OSError):  # times of other records are not worth a trip to the disk
-                ts = segment.columns.ts[first : last + 1]
+            if reads or segment.in_memory:
+                with suppress(Cold, Damaged, OSError):  # times of other records are not worth a trip to the disk
+                    ts = segment.columns.ts[first : last + 1]
             topic.losses.add_times(segment.first + last + 1 - len(ts), ts)
             topic.lost_ts = ts[-1]
         _lose(topic, segment, n, size_bytes)
