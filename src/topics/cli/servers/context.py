@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 
 from topics.cli.connect import find, normal, read_contexts
-from topics.cli.options import JSON_LINES, Row, add_group, add_parser, option
+from topics.cli.options import JSON_LINES, add_group, add_parser, option
 from topics.cli.output.failures import EXIT_DONE, usage
 from topics.cli.output.screen import Columns, Screen, Styled
 from topics.cli.tree import Subparsers
 from topics.client.contexts import Context, Contexts, save_contexts
 
-KNOWN = option("NAME", completes="contexts")
 COLUMNS: Columns = {
     "": lambda row: Styled("*" if row["current"] else "", "green"),
     "context": lambda row: Styled(row["name"], "bold"),
     "url": lambda row: row["url"],
     "key file": lambda row: row["token_file"] or "",
 }
+ADD_EXAMPLES = """\
+  topics context add dev --url http://127.0.0.1:4000
+  topics context add prod --url https://topics.example --token-file ~/.topics-prod --use
+"""
 Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
 
 
@@ -29,33 +33,23 @@ def register(subparsers: Subparsers) -> None:
         examples="  topics context add prod --url https://topics.example --token-file ~/.topics-prod\n"
         "  topics context use prod\n  topics ls --context dev",
     )  # fmt: skip
-    verbs = add_group(parser)
     new = (
         option("NAME"),
         option("--url URL", "address of the server", required=True),
         option("--token-file FILE", "file with the API key"),
         option("--use", "make it the current context"),
     )
-    examples = """\
-  topics context add dev --url http://127.0.0.1:4000
-  topics context add prod --url https://topics.example --token-file ~/.topics-prod --use
-"""
-    _add(verbs, "add", _add_context, "add a context, or change it", *new, examples=examples)
-    _add(verbs, "use", _use, "make a context the current one", KNOWN)
-    _add(
-        verbs,
-        "rm",
-        _rm,
-        "remove a context",
-        KNOWN,
-        option("-y --yes", "do not ask: it never asks, because a context holds no data"),
-    )
-    _add(verbs, "ls", _ls, "list the contexts")
-
-
-def _add(verbs: Subparsers, name: str, act: Act, help: str, *rows: Row, examples: str = "") -> None:
-    parser = add_parser(verbs, name, help, JSON_LINES, *rows, examples=examples)
-    parser.set_defaults(execute=lambda args: _execute(act, args))
+    known = option("NAME", completes="contexts")
+    yes = option("-y --yes", "do not ask: it never asks, because a context holds no data")
+    verbs = add_group(parser)
+    for name, act, help, rows in (
+        ("add", _add, "add a context, or change it", new),
+        ("use", _use, "make a context the current one", (known,)),
+        ("rm", _rm, "remove a context", (known, yes)),
+        ("ls", _ls, "list the contexts", ()),
+    ):
+        examples = ADD_EXAMPLES if act is _add else ""
+        add_parser(verbs, name, help, JSON_LINES, *rows, examples=examples).set_defaults(execute=partial(_execute, act))
 
 
 def _execute(act: Act, args: argparse.Namespace) -> int:
@@ -66,7 +60,7 @@ def _execute(act: Act, args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _add_context(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
+def _add(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     if not args.name or args.name.startswith("-") or not args.name.isprintable() or " " in args.name:
         raise usage(f"{args.name!r} cannot name a context", "use letters, digits and dashes")
     token_file = None if args.token_file is None else os.path.abspath(os.path.expanduser(args.token_file))
