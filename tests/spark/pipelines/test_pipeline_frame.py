@@ -26,7 +26,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.spark.failures import BadUsage, Failed, explain, next_step
-from topics.spark.pipelines.rounds import Rounds, SourceTopic
+from topics.spark.pipelines.rounds import Rounds, RoundsPosition, SourceTopic
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.report import Progress, ReportedGap, RunReport, progress_for
@@ -246,16 +246,31 @@ def test_system_topics_are_not_suggested():
 
 
 def test_job_that_follows_waits_for_its_topic(server: ServerProcess, client: Client, topic: str):
-    stop = threading.Event()
+    stop, heads = threading.Event(), list[int]()
+
+    class Looking(Rounds[RoundsPosition]):
+        def step(self, head: int) -> bool:
+            heads.append(head)
+            stop.set()
+            return False
+
     with PipelineJob("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
-        source = SourceTopic(job, asking, topic)
+
+        def looking(name: str) -> Looking:
+            return Looking(
+                SourceTopic(job, asking, name), None, RoundsPosition(declaration=1, epoch=0), into=f"{topic}.out",
+                table=None, positions="sys:positions", prefix=f"x:{name}:", step_seqs=10, full=False,
+            )  # fmt: skip
+
         with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
-            source.wait_until_exists(follow=False)
-        with after_warnings(job, 1, lambda: client.append(topic, [{"data": 1}])):
-            assert source.wait_until_exists(follow=True)
-        assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
-        with after_warnings(job, 2, stop.set):
-            assert not SourceTopic(job, asking, f"{topic}.never").wait_until_exists(follow=True)
+            looking(topic).run(follow=False, every_s=0)
+        with after_warnings(job, 1, stop.set):
+            looking(f"{topic}.never").run(follow=True, every_s=0)
+        stop.clear()
+        with after_warnings(job, 2, lambda: client.append(topic, [{"data": 1}])):
+            looking(topic).run(follow=True, every_s=0)
+        assert job.report.warnings[1:] == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
+        assert heads == [1]
 
 
 @contextmanager

@@ -238,8 +238,6 @@ def compact(
         raise BadUsage(f"{topic} cannot be compacted into itself: its readers would lose the older records")
     with PipelineJob("compact", servers=[url], **options) as job, job.client(url) as client:
         source = rounds.SourceTopic(job, client, topic, lake=lake)
-        if not source.wait_until_exists(follow=follow):
-            return job.report
         if into is not None and not job.dry_run:
             with allowed(Code.TOPIC_NOT_FOUND):  # which only a key that may delete gets
                 check_may_delete(client, into)  # without deletes each run would add one more record per key

@@ -78,8 +78,6 @@ def rollup(
     """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
     with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client:
         source = rounds.SourceTopic(job, client, declaration.topic, lake=lake)
-        if not source.wait_until_exists(follow=follow):
-            return job.report
         Rolling(
             source, declaration, RollupPosition(declaration=declaration.digest, epoch=0), full=full,
             into=declaration.into, table=declaration.table, positions=positions_topic,

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STEP_SEQS = 1_000_000
-WAIT_MS = 500
 MAX_RECORDS = 1000  # in one request to an output topic
 OTHER_OUTPUT = "use another output, or start again with --full, which writes all results again"
 PLACE = "give --table a new or an empty directory, or a URL such as s3://bucket/table"
@@ -69,18 +68,6 @@ class SourceTopic:
     def __init__(self, job: PipelineJob, client: Client, topic: str, *, lake: str | None = None) -> None:
         self.topic, self.job, self.client = topic, job, client
         self._lake = None if lake is None else existing_lake(lake).path
-
-    def wait_until_exists(self, *, follow: bool) -> bool:
-        """Return whether the topic exists. A job that follows waits for the topic until the job is stopped.
-
-        Raise `BadUsage` if the topic does not exist and the job does not follow.
-        """
-        while follow and not self.job.stopping.is_set():
-            if state_of(self.client, self.topic) is not None:
-                return True
-            self.job.warn(f"topic {self.topic} does not exist on {self.client.url} yet: waiting for it")
-            self.job.stopping.wait(WAIT_MS / 1000)
-        return not follow and self.state() is not None
 
     def state(self) -> State:
         state = state_of(self.client, self.topic)
@@ -203,15 +190,22 @@ class Rounds(Generic[At]):
     # --- the run
 
     def run(self, *, follow: bool, every_s: float) -> None:
-        self._job.repeat(self._catch_up, follow=follow and not self._job.dry_run, every_s=every_s)
+        follow = follow and not self._job.dry_run
+        self._job.repeat(lambda: self._catch_up(follow=follow), follow=follow, every_s=every_s)
         if self._job.dry_run and self._row.records:
             is_there = self.target()[0] if self._table is None else self._table.exists()
             if not is_there:
                 self._row.would.append(f"create {'topic' if self._table is None else 'table'} {self.name}")
         self.finish()
 
-    def _catch_up(self) -> bool:
-        """Process all ranges up to the present head. Return whether there were any."""
+    def _catch_up(self, *, follow: bool) -> bool:
+        """Process all ranges up to the present head. Return whether there were any.
+
+        A job that follows waits for a topic that does not exist yet.
+        """
+        if follow and self._at is None and state_of(self._client, self._source.topic) is None:
+            self._job.warn(f"topic {self._source.topic} does not exist on {self._client.url} yet: waiting for it")
+            return False
         head, worked = self._source.state().head_seq, False
         while self.step(head):
             self._note_reached()
