@@ -45,6 +45,11 @@ from topics.server.limits.loop_holds import Cause
 
 if TYPE_CHECKING:
     from topics.server.loop.standby import StandbyService
+from itertools import islice
+from typing import TypeVar
+
+from topics.engine.state.name_index import NameIndex
+from topics.server.loop.answer import json_answer, performance
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
@@ -278,3 +283,36 @@ def _marked(call: Call, response: Response) -> Response:
     assert last.endswith(_END), "every JSON answer ends with a newline"
     parts.append(b'%b,"warnings":%b}\n' % (last[: -len(_END)], json.dumps(warnings).encode()))
     return structs.replace(response, body=parts)
+
+
+ROWS_PER_STEP = 25  # one takes 4 to 90 µs
+
+T = TypeVar("T")
+
+
+def page_answer(
+    call: Call,
+    names: NameIndex,
+    find: Callable[[str], T | None],
+    summary: Callable[[T], Any],
+    answer: Callable[..., Any],
+) -> Steps[Answer]:
+    """Return a page of what `find` returns for the names that the caller may see; None leaves a row out.
+
+    Looks at the rows of the page, and at those that are left out, `ROWS_PER_STEP` in a step. Rows that are created or
+    deleted between two steps may be on the page or not.
+    """
+    found = query_string.parse(call.request.query)
+    after, limit, prefix = query_string.cursor_after(found), query_string.page_size(found), found.get("prefix", "")
+    prefixes, page, last, more = call.caller.prefixes, list[Any](), "", False
+    # Bound: each round looks at names behind those of the round before.
+    while not more and (some := list(islice(names.visible(prefixes, prefix=prefix, after=after), ROWS_PER_STEP))):
+        after = some[-1]
+        for name in some:
+            if (row := find(name)) is not None:
+                if more := len(page) == limit:
+                    break
+                page.append(summary(row))
+                last = name
+        yield None
+    return json_answer(200, answer(page, performance(call.request), query_string.cursor(last) if more else None))

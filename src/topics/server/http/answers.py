@@ -53,7 +53,7 @@ class AnswerHeads:
         """Return a whole head. `extra` is further lines, each with its CRLF. Raise ValueError for a bad field."""
         status = response.status
         if status in BODILESS:
-            return b"%b%b%b%b\r\n" % (_status_line(status), self._date, _fields(response), extra)
+            return self.without_length(response, extra)
         key = (status, response.content_type)
         prefix = self.prefixes.get(key) or self.prefix(*key)
         if response.headers:
@@ -62,14 +62,13 @@ class AnswerHeads:
 
     def endless(self, response: Response) -> bytes:
         """Return the head of a body that ends with the connection. Raise ValueError for a bad field."""
-        line = _status_line(response.status)
         # Closing ends the body either way. A proxy passes an answer on sooner if the head does not announce the close.
         after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CONNECTION_CLOSE
-        return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), after)
+        return self.without_length(response, b"content-type: %b\r\n%b" % (response.content_type, after))
 
-    def switching(self, response: Response) -> bytes:
-        """Return the head of an upgrade. Raise ValueError for a bad field."""
-        return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), UPGRADE)
+    def without_length(self, response: Response, extra: bytes) -> bytes:
+        """Return the head of an answer that has no body, or of an upgrade. Raise ValueError for a bad field."""
+        return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), extra)
 
 
 def _status_line(status: int) -> bytes:

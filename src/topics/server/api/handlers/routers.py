@@ -13,8 +13,7 @@ from topics.model.router import PreviewRequest, RouterRequest, fan_in, router_cy
 from topics.model.wire import check_u64
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
-from topics.server.api.handlers.paging import page_answer
-from topics.server.api.route import Call, in_slices, noted
+from topics.server.api.route import Call, in_slices, noted, page_answer
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string

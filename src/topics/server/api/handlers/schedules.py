@@ -10,8 +10,7 @@ from topics.engine.schedules.times import zone_of
 from topics.engine.steps import Steps
 from topics.model import schedule as model
 from topics.model.schedule import Schedule
-from topics.server.api.handlers.paging import page_answer
-from topics.server.api.route import Call, in_slices, noted
+from topics.server.api.route import Call, in_slices, noted, page_answer
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string

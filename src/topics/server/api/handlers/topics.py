@@ -12,8 +12,7 @@ from topics.errors import Code, TopicsError
 from topics.model import wire
 from topics.model.topic import warnings_of
 from topics.model.wire import Performance, check_u64
-from topics.server.api.handlers.paging import page_answer
-from topics.server.api.route import Call, in_slices, noted
+from topics.server.api.route import Call, in_slices, noted, page_answer
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
 from topics.server.http.request import query_string

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum, IntEnum, auto
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads, failure
+from topics.server.http.answers import BODILESS, CONNECTION_CLOSE, CONTINUE, KEEP_ALIVE, UPGRADE, AnswerHeads, failure
 from topics.server.http.exchange import Exchange, Exchanges, Service
 from topics.server.http.http1.intake import Intake
 from topics.server.http.messages import Body, Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
@@ -451,7 +451,9 @@ class AnswerOutput:
     def add_stream(self, exchange: Exchange, stream: Stream) -> None:
         """Add the head of a stream. Raise ValueError for a header field that cannot be sent."""
         heads = self._heads
-        start = heads.switching(stream.head) if isinstance(stream, Upgrade) else heads.endless(stream.head)
+        start = (
+            heads.without_length(stream.head, UPGRADE) if isinstance(stream, Upgrade) else heads.endless(stream.head)
+        )
         if exchange.head.head_only:  # nothing follows and the connection ends: the client must not keep it
             start = start.replace(KEEP_ALIVE, CONNECTION_CLOSE)
         self.append(start, b"")

@@ -1,6 +1,7 @@
 """Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time."""
 
 from collections.abc import Generator
+from contextlib import suppress
 from enum import Enum
 
 import msgspec
@@ -62,7 +63,10 @@ class FrameSplitter:
                     return None, at
                 text = _unmask(data[begin : begin + KEY_BYTES], data[begin + KEY_BYTES : end])
                 if begin == at + 2 or length >= TWO_BYTES:
-                    if text.isascii() or _is_utf8(text):
+                    if text.isascii():
+                        return text, end
+                    with suppress(UnicodeDecodeError):  # `wsproto` refuses what is not UTF-8
+                        text.decode()
                         return text, end
             if not self._measure(data, at):
                 return None, at
@@ -101,14 +105,6 @@ def _unmask(key: bytes, payload: bytes) -> bytes:
     size_bytes = len(payload)
     mask = (key * (size_bytes // KEY_BYTES + 1))[:size_bytes]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(mask, "little")).to_bytes(size_bytes, "little")
-
-
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, writes=True)
