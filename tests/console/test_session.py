@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,23 @@ def test_keys_are_created_shown_and_revoked(
     expect(row.get_by_role("cell").nth(3)).not_to_have_text("never")
     violations = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     assert not violations, violations
+    page.get_by_role("button", name="Create token").click()
+    dialog.get_by_label("For", exact=True).fill("user-7")
+    dialog.get_by_label("write").check()
+    dialog.get_by_label("Topics").fill("shop.*")
+    dialog.get_by_label("Valid for").fill("2d")
+    dialog.get_by_role("button", name="Create token").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("ttl_ms")
+    dialog.get_by_label("Valid for").fill("1h")
+    dialog.get_by_role("button", name="Create token").click()
+    expect(dialog).to_contain_text("shown now and never again")
+    token = dialog.locator(".code pre").first.inner_text()
+    dialog.get_by_role("button", name="Close").click()
+    expect(page.get_by_text(token)).to_have_count(0)
+    holder = open_shop(server.url, key=token)
+    rights = holder.send("GET", "/v0/whoami")
+    assert (sorted(rights["scopes"]), rights["prefixes"]) == (["read", "write"], ["shop."])
+    assert 3_500_000 < rights["expires_at"] - time.time() * 1000 <= 3_600_000
     row.get_by_role("button", name="Revoke", exact=True).click()
     dialog.get_by_role("button", name="Revoke", exact=True).click()
     expect(row).to_have_count(0)

@@ -5,11 +5,9 @@
  * is left: every poll, stream and listener of a page ends with it.
  */
 
-import { h, hidden, put, span } from "./parts/dom.js"
-import { icon } from "./parts/icons.js"
+import { h, hidden, icon, put, span } from "./parts/dom.js"
 import { listenToKeys, openPalette, showKeys } from "./parts/palette.js"
 import { session } from "./parts/session.js"
-import { THEMES, applyTheme, setTheme, theme } from "./parts/theme.js"
 import { button, failure, pageHead } from "./parts/ui.js"
 import * as consumers from "./pages/consumers.js"
 import * as keys from "./pages/keys.js"
@@ -17,20 +15,25 @@ import * as map from "./pages/map.js"
 import * as overview from "./pages/overview.js"
 import * as pipelines from "./pages/pipelines.js"
 import * as queue from "./pages/queue.js"
-import * as queues from "./pages/queues.js"
 import * as routers from "./pages/routers.js"
 import * as schedules from "./pages/schedules.js"
 import * as signIn from "./pages/signin.js"
 import * as topic from "./pages/topic.js"
 import * as topics from "./pages/topics.js"
 
-const PAGES = { overview, map, topics, queues, schedules, routers, consumers, pipelines }
+const PAGES = { overview, map, topics, queues: topics.queues, schedules, routers, consumers, pipelines }
 const PAGES_OF_ONE = { topics: topic, queues: queue }
 const noSuchPage = {
   title: "No such page",
   show: () => [pageHead("No such page"), h("p", h("a", { href: "#/" }, "Go to the overview"))],
 }
 const NAVIGATION = Object.entries(PAGES).map(([name, page]) => [page.title, name === "overview" ? "#/" : `#/${name}`, name])
+
+// The choice of colours is kept in this browser.
+const THEME_KEY = "topics-console-theme"
+const THEMES = ["system", "light", "dark"]
+
+const theme = () => (THEMES.includes(localStorage.getItem(THEME_KEY)) ? localStorage.getItem(THEME_KEY) : "system")
 
 const main = h("main", { id: "main", tabIndex: -1 })
 const banner = h("div.banner", { role: "status", "aria-live": "polite", hidden: true })
@@ -151,6 +154,12 @@ function showConnection() {
   if (session.online) void session.open().catch(() => {})
 }
 
+function setTheme(next) {
+  if (next === "system") localStorage.removeItem(THEME_KEY)
+  else localStorage.setItem(THEME_KEY, next)
+  document.documentElement.dataset.theme = next
+}
+
 /** Use another theme: the next one, or a given one. */
 function changeTheme(next = THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]) {
   setTheme(next)
@@ -170,5 +179,4 @@ function commands() {
   ]
 }
 
-applyTheme()
 start()

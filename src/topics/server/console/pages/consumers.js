@@ -1,9 +1,8 @@
 /** Consumers: their lag in records and time, the time to catch up, and what they missed. */
 
 import {
-  actions, ago, allowed, ask, badge, button, card, consumerPath, copyAs, count, curl, dialog, duration, empty, fact, field, form, formDialog, h,
-  input, listAll, num, parseTime, plainTable, plot, problemOf, put, range, Readers, readReaders, select, session, short, span, STATES, swatch,
-  tablePage, warned, whole,
+  actions, ago, allowed, ask, badge, button, card, copyAs, count, curl, dialog, duration, empty, fact, field, form, formDialog, h, input, listAll,
+  num, parseTime, plainTable, plot, problemOf, put, range, Readers, readReaders, session, short, span, STATES, swatch, tablePage, warned, whole,
 } from "../parts/kit.js"
 import { CURRENT_MS } from "./topic.js"
 import { linkTo, topicLink } from "./topics.js"
@@ -22,7 +21,7 @@ export function show({ query, signal }) {
   let all = []
 
   async function load() {
-    const [rows] = await Promise.all([listAll("/v0/consumers", "consumers", { signal }), readReaders(readers, session, signal)])
+    const [rows] = await Promise.all([listAll("/v0/consumers", "consumers", { signal }), readReaders(readers, signal)])
     for (const row of rows) {
       row.key = `consumer ${row.topic} ${row.consumer}`
       readers.note(row.key, session.now(), row.lag_records, row.seq)
@@ -115,45 +114,37 @@ function details(row, close, again) {
 }
 
 /** A form that moves a consumer: to an end of the topic, to a seq, or to a time. */
-function seek(row, done) {
-  const where = select([["start", "the oldest record: read everything again"], ["head", "the head: skip what is unread"], ["seq", "a seq"], ["time", "a time"]], "start", { name: "where" })
-  const exact = input({ name: "exact", placeholder: "120" })
-  const exactField = field("Seq", exact, "The next record that it reads.")
+function seek({ topic, consumer, seq, head_seq: head }, done) {
+  const to = input({ name: "to", required: true, placeholder: "start, head, 120, 14:05, 10m ago" })
   const answer = h("p.note", { role: "status" })
-  let wanted = 0
+  let wanted = null // the last seq that it has read then
 
   async function find() {
-    exactField.hidden = !["seq", "time"].includes(where.value)
-    put(exactField.querySelector("label"), where.value === "time" ? "Time" : "Seq")
-    exact.placeholder = where.value === "time" ? "14:05, 10m ago, 2026-01-31 14:05" : String(row.seq)
-    const text = exact.value.trim()
-    const { head_seq: head } = row
-    if (where.value === "start") wanted = 0
-    else if (where.value === "head") wanted = head
-    else if (where.value === "seq") wanted = /^\d+$/.test(text) ? Math.min(Math.max(Number(text) - 1, 0), head) : null
+    const text = to.value.trim()
+    const ts = parseTime(text, session.now())
+    if (text === "start") wanted = 0
+    else if (text === "head") wanted = head
+    else if (/^\d+$/.test(text)) wanted = Math.min(Math.max(Number(text) - 1, 0), head)
     else {
-      const ts = parseTime(text, session.now())
-      const found = ts === null ? null : await session.client.diff(row.topic, { fromSeq: 0, fromTs: Math.round(ts), limit: 1 })
+      const found = ts === null ? null : await session.client.diff(topic, { fromSeq: 0, fromTs: Math.round(ts), limit: 1 })
       wanted = found && (found.records.length ? found.records[0].seq - 1 : head)
     }
-    put(answer, wanted === null ? "" : wanted === row.seq ? "It is there already."
-      : wanted < row.seq ? `Seqs ${range(wanted + 1, row.seq)} would be read again, as far as they are stored.` : `Seqs ${range(row.seq + 1, wanted)} would be skipped.`)
+    put(answer, wanted === null ? "" : wanted === seq ? "It is there already."
+      : wanted < seq ? `Seqs ${range(wanted + 1, seq)} would be read again, as far as they are stored.` : `Seqs ${range(seq + 1, wanted)} would be skipped.`)
   }
 
-  for (const control of [where, exact]) control.addEventListener("input", () => void find().catch((error) => put(answer, error.message)))
-  void find()
-  const body = () => ({ seq: wanted, if_seq: row.seq })
+  to.addEventListener("input", () => void find().catch((error) => put(answer, error.message)))
+  const action = () => actions.putConsumer(topic, consumer, { seq: wanted, if_seq: seq })
   return form([
-    h("p", h("code", row.consumer), " on ", h("code", row.topic), ` is at seq ${whole(row.seq)} of ${whole(row.head_seq)}.`),
-    h("div.grid", field("Move it to", where), exactField), answer,
+    h("p", h("code", consumer), " on ", h("code", topic), ` is at seq ${whole(seq)} of ${whole(head)}.`),
+    field("Move it to", to, "The oldest record (start), the head, the next seq that it reads, or a time."), answer,
   ], {
-    label: "Move consumer",
-    action: () => actions.putConsumer(row.topic, row.consumer, body()),
+    label: "Move consumer", action,
     submit: async () => {
       await find()
-      if (wanted === null) throw problemOf(`"${exact.value}" is no ${where.value}`)
-      await session.request("PUT", consumerPath(row.topic, row.consumer), body())
-      return [`Moved ${row.consumer} to seq ${whole(wanted)}.`]
+      if (wanted === null) throw problemOf(`"${to.value}" is neither start, head, a seq nor a time`)
+      await session.run(action())
+      return [`Moved ${consumer} to seq ${whole(wanted)}.`]
     },
     done,
   })
@@ -161,7 +152,6 @@ function seek(row, done) {
 
 function drop({ consumer, topic }, again) {
   ask("Delete the consumer", ["The position of ", h("code", consumer), " on ", h("code", topic), " is forgotten, and records that it holds may be evicted. A reader with this name begins again."], {
-    label: "Delete consumer", action: () => actions.dropConsumer(topic, consumer),
-    send: () => session.request("DELETE", consumerPath(topic, consumer)), said: `Deleted ${consumer}.`,
+    label: "Delete consumer", action: () => actions.dropConsumer(topic, consumer), said: `Deleted ${consumer}.`,
   }, again)
 }

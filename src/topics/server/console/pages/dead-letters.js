@@ -157,14 +157,13 @@ function fieldsOf(letters) {
 
 /** Count first, then move. */
 async function redrive({ topic }, which, again) {
-  const run = (dryRun) => session.client.redrive(topic, { ...which, limit: 10_000, dryRun })
+  const action = (more) => actions.redrive(topic, { ...which, limit: 10_000, ...more })
   try {
-    const { redriven, caught_up: all, dead_letter: source } = await run(true)
+    const { redriven, caught_up: all, dead_letter: source } = await session.run(action({ dry_run: true }))
     if (redriven === 0) return toast("No dead letter of this queue was found: it may have been redriven already.", "bad")
     const jobs = count(redriven, "job")
     ask("Redrive dead letters", [h("strong", all ? jobs : `${jobs} or more`), ` would move from ${source} back into ${topic}. Their delivery counts begin again.`], {
-      label: `Redrive ${jobs}`, kind: "primary", action: () => actions.redrive(topic, which),
-      send: () => run(false), said: (moved) => `Moved ${count(moved.redriven, "job")} back into ${topic}.`,
+      label: `Redrive ${jobs}`, kind: "primary", action, said: (moved) => `Moved ${count(moved.redriven, "job")} back into ${topic}.`,
     }, again)
   } catch (error) {
     toast(error.message, "bad")
@@ -174,8 +173,7 @@ async function redrive({ topic }, which, again) {
 function remove(target, seqs, again) {
   const size = count(seqs.length, "dead letter")
   ask("Delete dead letters", [h("strong", size), ` of ${target} would be deleted. Their jobs are given up. This cannot be undone.`], {
-    label: `Delete ${size}`, action: () => actions.deleteRecords(target, { seqs }),
-    send: () => session.client.delete(target, { seqs }), said: (gone) => `Deleted ${count(gone.deleted, "dead letter")}.`,
+    label: `Delete ${size}`, action: () => actions.deleteRecords(target, { seqs }), said: (gone) => `Deleted ${count(gone.deleted, "dead letter")}.`,
   }, again)
 }
 
@@ -191,12 +189,10 @@ function repair(state, letter, again) {
     note("A new job with this data is added to the queue. Then the dead letter is deleted."), field("Data, any JSON value", data), field("Tag", tag),
   ], {
     label: "Add the job and delete the dead letter",
-    action: () => actions.append(state.topic, record()),
-    submit: async () => {
-      const { first_seq: seq } = await session.request("POST", topicPath(state.topic), { records: [record()] })
-      await session.client.delete(state.config.dead_letter, { seqs: [letter.seq] })
-      return [`Added as job ${whole(seq)}.`]
+    action: () => actions.append(state.topic, record()), said: ({ first_seq: seq }) => `Added as job ${whole(seq)}.`,
+    done: async () => {
+      await session.run(actions.deleteRecords(state.config.dead_letter, { seqs: [letter.seq] }))
+      done()
     },
-    done,
   }), again)
 }

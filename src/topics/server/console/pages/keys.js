@@ -1,8 +1,8 @@
-/** Keys: what each may do and when it was last used; create, rotate or revoke one, and revoke its tokens. */
+/** Keys: what each may do and when it was last used; create, rotate or revoke one; create a token, or revoke all of a key. */
 
 import {
-  ago, ask, badge, button, code, createButton, date, dialog, field, form, formDialog, h, input, isBusy, livePage, loading, note, pageHead,
-  parseDuration, plainTable, redraw, session, span,
+  actions, ago, ask, badge, button, code, createButton, curl, date, dialog, field, form, formDialog, h, input, isBusy, livePage, loading, note,
+  pageHead, parseDuration, plainTable, redraw, session, span,
 } from "../parts/kit.js"
 
 export const title = "Keys"
@@ -16,14 +16,16 @@ export function show({ query, signal }) {
   }
 
   /** Show a new secret once. */
-  const made = ({ key, secret }) => {
-    dialog(`Secret of ${key}`, () => [note("It is shown now and never again. Clients send it as: authorization: Bearer SECRET"), code(secret)])
+  const made = ({ key, secret, token, id, expires_at: ends }) => {
+    dialog(secret ? `Secret of ${key}` : "New token", () => [
+      note("It is shown now and never again. Clients send it as: authorization: Bearer ", secret ? "SECRET" : "TOKEN"), code(secret ?? token),
+      token && note(`It ends at ${date(ends)}. To revoke it before, send its id:`), token && code(curl("/v0/tokens/revoke", { id })),
+    ])
     return refresh()
   }
-  const create = () => formDialog("Create a key", createKey, made)
+  const create = (isToken) => () => formDialog(isToken ? "Create a token" : "Create a key", (done) => grant(isToken, done), made)
   const line = ({ key, source, rights, note: text, last_used_at: used, expires_at: ends }) => {
-    const act = (label, words, send, then) => button(label, () => ask(`${label}: ${key}`, words, { label, send, said: `${label}: done.` }, then), { kind: "small" })
-    const path = `/v0/keys/${encodeURIComponent(key)}`
+    const act = (label, words, action, then) => button(label, () => ask(`${label}: ${key}`, words, { label, action, said: `${label}: done.` }, then), { kind: "small" })
     return [
       [key, " ", source === "settings" ? badge(source) : span("faint", text)],
       [rights.scopes, rights.operations ?? []].flat().join(", "),
@@ -31,33 +33,36 @@ export function show({ query, signal }) {
       ago(used, session.now()),
       ends ? date(ends) : "never",
       h("td.row-actions", source === "stored" && [
-        act("Rotate", "The key gets a new secret. The old one is valid for another day.", () => session.request("POST", `${path}/rotate`, {}), made),
-        act("Revoke", "Clients with this key are refused from now on.", () => session.request("DELETE", path), refresh),
-      ], act("Revoke tokens", "All tokens that this key has made end now. The key stays valid.", () => session.request("POST", "/v0/tokens/revoke", { key }), refresh)),
+        act("Rotate", "The key gets a new secret. The old one is valid for another day.", () => actions.rotateKey(key), made),
+        act("Revoke", "Clients with this key are refused from now on.", () => actions.dropKey(key), refresh),
+      ], act("Revoke tokens", "All tokens that this key has made end now. The key stays valid.", () => actions.revokeTokens({ key }), refresh)),
     ]
   }
-  return livePage(pageHead("Keys", { actions: [createButton("Create key", query, create)] }), { refresh, place, signal, needs: "admin", everyMs: 5000 }, place)
+  return livePage(pageHead("Keys", { actions: [h("a.button", { href: "#/topics/$audit" }, "Who changed what"), button("Create token", create(true)), createButton("Create key", query, create(false))] }), { refresh, place, signal, needs: "admin", everyMs: 5000 }, place)
 }
 
-function createKey(done) {
-  const [key, names, ttl, text] = ["key", "names", "ttl", "note"].map((name) => input({ name, required: name === "key" }))
-  const scopes = ["read", "write", "delete", "admin"].map((name) => [name, h("input", { type: "checkbox", checked: name === "read", disabled: !session.can(name) })])
+/** A form that creates a key, or a token of the key of this session. */
+function grant(isToken, done) {
+  const kind = isToken ? "token" : "key"
+  const [name, names, ttl, text] = ["key", "names", "ttl", "note"].map((one) => input({ name: one, required: one === "key" && !isToken }))
+  const scopes = ["read", "write", "delete", "admin"].map((one) => h("input", { type: "checkbox", name: one, checked: one === "read", disabled: !session.can(one) }))
+  const body = () => {
+    const given = names.value.split(",").map((one) => one.trim()).filter(Boolean)
+    return {
+      ...(isToken ? { subject: name.value.trim() } : { key: name.value.trim(), note: text.value }),
+      scopes: scopes.filter((box) => box.checked).map((box) => box.name),
+      ...(given.length ? { names: given.filter((one) => !one.endsWith("*")), prefixes: given.filter((one) => one.endsWith("*")).map((one) => one.slice(0, -1)) } : {}),
+      ttl_ms: ttl.value.trim() ? parseDuration(ttl.value.trim()) : undefined,
+    }
+  }
   return form([
+    isToken && note("For a page or program that must not have the key."),
     h("div.grid",
-      field("Name", key, "What this page and the log call it."), field("Note", text, "What it is for."),
+      isToken ? field("For", name, "Whom it is for: in logs and in the audit topic.") : [field("Name", name, "What this page and the log call it."), field("Note", text, "What it is for.")],
       field("Topics", names, "Names, and prefixes that end with *, such as: orders, shop.* Empty: what your key covers."),
-      field("Valid for", ttl, "Such as 30d. Empty: without end.")),
-    h("div.toolbar", { role: "group", "aria-label": "Scopes" }, scopes.map(([name, box]) => h("label", box, ` ${name}`))),
+      field("Valid for", ttl, isToken ? "Such as 1h, up to 1d. Empty: 10 minutes." : "Such as 30d. Empty: without end.")),
+    h("div.toolbar", { role: "group", "aria-label": "Scopes" }, scopes.map((box) => h("label", box, ` ${box.name}`))),
   ], {
-    label: "Create key", done,
-    submit: async () => {
-      const given = names.value.split(",").map((one) => one.trim()).filter(Boolean)
-      const body = {
-        key: key.value.trim(), note: text.value, scopes: scopes.filter(([, box]) => box.checked).map(([name]) => name),
-        ...(given.length ? { names: given.filter((one) => !one.endsWith("*")), prefixes: given.filter((one) => one.endsWith("*")).map((one) => one.slice(0, -1)) } : {}),
-        ttl_ms: ttl.value.trim() ? parseDuration(ttl.value.trim()) : undefined,
-      }
-      return [`Created ${body.key}.`, await session.request("POST", "/v0/keys", body)]
-    },
+    label: `Create ${kind}`, done, action: () => actions[isToken ? "createToken" : "createKey"](body()), said: `Created the ${kind}.`,
   })
 }

@@ -1,9 +1,9 @@
 /** One queue: its jobs by state with their holders and deadlines, its dead letters, and plots of the last hour. */
 
 import {
-  actions, ago, alarm, allowed, badge, button, card, code, copyAs, count, curl, date, duration, empty, entry, failure, formDialog, h, icon, isBusy,
-  jsonFold, loading, missingNote, note, num, pageHead, pageOfOne, plainTable, plot, plotGrid, poll, problemOf, put, rate, Rates, redraw, Ring,
-  session, setQuery, setText, short, span, stat, stats, tabs, toast, topicPath, whole,
+  actions, ago, alarm, allowed, attempt, badge, button, card, code, copyAs, count, curl, date, duration, empty, entry, failure, formDialog, h, icon,
+  isBusy, jsonFold, loading, missingNote, note, num, pageHead, pageOfOne, plainTable, plot, plotGrid, poll, problemOf, put, rate, Rates, redraw, Ring,
+  session, setQuery, setText, short, span, stat, stats, tabs, topicPath, whole,
 } from "../parts/kit.js"
 import { deadLetters } from "./dead-letters.js"
 import { configureTopic, writeRecord } from "./topic-forms.js"
@@ -108,7 +108,7 @@ export function show({ params: [name], query, signal: left }) {
     for (const cell of list.querySelectorAll("[data-deadline]")) setText(cell, remaining(Number(cell.dataset.deadline)))
   }, 500)
   signal.addEventListener("abort", () => clearInterval(counting))
-  const pause = button("Pause", () => state && act(() => session.request("PUT", topicPath(name), { paused: !state.config.paused }), "config", state.config.paused ? "Workers get jobs again." : "Workers get no jobs.", refresh))
+  const pause = button("Pause", () => state && attempt(() => session.run(actions.putTopic(name, { paused: !state.config.paused })), ({ config }) => (config.paused ? "Workers get no jobs." : "Workers get jobs again."), refresh))
   const open = (heading, make) => () => state && formDialog(heading, (done) => make(state, done), refresh)
   const head = page.head = pageHead(name, {
     crumbs: [["Queues", "#/queues"]], badges: [badge("queue")],
@@ -185,8 +185,8 @@ async function listed(state, kind, { signal, again }) {
       failed && h("td.state.bad", { title: (job.reasons ?? []).map((one) => `${date(one.at)}, ${one.node}: ${one.reason}`).join("\n") }, job.reasons?.at(-1).reason.split("\n")[0] ?? "–"),
       h("td.data", jsonFold(job.data)),
       held && h("td.row-actions",
-        mayWrite && button("Return", () => act(() => session.request("POST", topicPath(name, "/nack"), lease), "nacked", `Returned job ${whole(job.$seq)} to the queue.`, again), { kind: "small", title: "nack: the job can be claimed again at once" }),
-        mayWrite && button("Extend", () => act(() => session.request("POST", topicPath(name, "/extend"), { ...lease, lease_ms: state.config.lease_ms }), "extended", `Job ${whole(job.$seq)} is held for ${duration(state.config.lease_ms)} more.`, again), { kind: "small", title: "extend: the worker keeps the job for another lease" }),
+        mayWrite && button("Return", () => attempt(() => session.run(actions.nack(name, lease)), leased("nacked", `Returned job ${whole(job.$seq)} to the queue.`), again), { kind: "small", title: "nack: the job can be claimed again at once" }),
+        mayWrite && button("Extend", () => attempt(() => session.run(actions.extend(name, { ...lease, lease_ms: state.config.lease_ms })), leased("extended", `Job ${whole(job.$seq)} is held for ${duration(state.config.lease_ms)} more.`), again), { kind: "small", title: "extend: the worker keeps the job for another lease" }),
         copyAs(() => actions.nack(name, lease))),
     ]
   })
@@ -203,12 +203,5 @@ const EMPTY = {
   delayed: ["No job is delayed", "A job with delay_ms or deliver_at waits here, and so does a job that was returned with a delay."],
 }
 
-async function act(work, field, text, again) {
-  try {
-    const answer = await work()
-    toast(answer[field] ? text : "The lease had ended: nothing was changed.", answer[field] ? "" : "bad")
-  } catch (error) {
-    toast(error.message, "bad")
-  }
-  await again()
-}
+/** What to say of an answer that is empty if the lease had ended. */
+const leased = (field, text) => (answer) => (answer[field] ? text : ["The lease had ended: nothing was changed.", "bad"])

@@ -3,7 +3,7 @@
 import {
   actions, allowed, ask, badge, button, bytes, checkbox, copyAs, count, createButton, curl, empty, failure, field, filterOf, form, formDialog, h,
   input, isBusy, jsonLine, listAll, livePage, loading, num, pageHead, plainTable, put, range, rate, Readers, readReaders, redraw, select, session,
-  short, span, whole,
+  short, span, swap, whole,
 } from "../parts/kit.js"
 import { linkTo } from "./topics.js"
 
@@ -12,33 +12,22 @@ export const title = "Routers"
 export function show({ query, signal }) {
   const list = h("section.card", loading("Loading routers"))
   const readers = new Readers()
-  let shown = ""
 
   async function refresh() {
-    const [routers] = await Promise.all([listAll("/v0/routers", "routers", { signal }), readReaders(readers, session, signal)])
+    const [routers] = await Promise.all([listAll("/v0/routers", "routers", { signal }), readReaders(readers, signal)])
     for (const router of routers) {
       const key = `router ${router.source} ${router.router}`
       readers.note(key, session.now(), router.lag, router.forwarded_total)
       router.rate = readers.trend(key)?.done ?? null
     }
     if (routers.length === 0) {
-      put(list, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
+      return swap(list, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
         curl("/v0/routers/orders-to-audit", { source: "orders", dest: "audit" }, "PUT")))
-      shown = ""
-      return
     }
-    const text = JSON.stringify(routers.map(({ router, lag, rate: speed, last_error, dest }) => [router, lag, Math.round(speed), last_error, dest]))
-    if (text === shown || isBusy(list)) return
-    shown = text
-    redraw(list, rows(routers, again))
+    if (!isBusy(list)) redraw(list, rows(routers, refresh))
   }
 
-  async function again() {
-    shown = ""
-    await refresh()
-  }
-
-  const create = () => formDialog("Create a router", createRouter, again)
+  const create = () => formDialog("Create a router", createRouter, refresh)
   return livePage(pageHead("Routers", { actions: [copyAs(actions.routers), createButton("Create router", query, create)] }),
     { refresh, place: list, signal, scopes: "admin delete" }, list)
 }
@@ -59,7 +48,7 @@ function rows(routers, again) {
 
 function dropRouter({ router, source, dest }, again) {
   ask("Delete the router", ["New records of ", h("code", source), " are not copied to ", h("code", dest), " any more. Copies that exist stay."], {
-    label: `Delete ${router}`, action: () => actions.dropRouter(router), send: () => session.client.dropRouter(router), said: `Deleted ${router}.`,
+    label: `Delete ${router}`, action: () => actions.dropRouter(router), said: `Deleted ${router}.`,
   }, again)
 }
 
@@ -86,7 +75,7 @@ function createRouter(done) {
   const cycle = checkbox("Allow cycles", false, "Default: no. A record on a cycle stops after 16 topics.")
   const answer = h("div")
   const known = h("datalist", { id: "topics-known" })
-  void listAll("/v0/topics", "topics", { most: 1000 }).then((rows) => put(known, rows.slice(0, 1000).map((row) => h("option", { value: row.topic }))), () => {})
+  void listAll("/v0/topics", "topics", { most: 1000 }).then((rows) => put(known, rows.map((row) => h("option", { value: row.topic }))), () => {})
   const config = () => ({
     source: source.value.trim(), dest: dest.value.trim(), filter: filterOf(tag.value, where.value),
     guarantee: guarantee.value === "exactly_once" ? "exactly_once" : undefined,
@@ -110,11 +99,8 @@ function createRouter(done) {
     past.element, cycle.element, known, answer,
   ], {
     label: "Create router", extra: [look],
-    action: () => actions.putRouter(name.value || "NAME", config()),
-    submit: async () => {
-      const made = await session.request("PUT", `/v0/routers/${encodeURIComponent(name.value.trim())}`, config())
-      return [made.created ? `Created ${made.router}.` : `Changed ${made.router}.`]
-    },
+    action: () => actions.putRouter(name.value.trim() || "NAME", config()),
+    said: (made) => `${made.created ? "Created" : "Changed"} ${made.router}.`,
     done,
   })
 }

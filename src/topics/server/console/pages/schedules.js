@@ -1,8 +1,8 @@
 /** Schedules: their last and next runs, and why ticks fail; run, pause or preview one. */
 
 import {
-  actions, ago, allowed, badge, button, copyAs, count, curl, date, dialog, duration, empty, failure, h, isBusy, listAll, livePage, liveText, loading,
-  num, pageHead, plainTable, put, redraw, schedulePath, session, span, toast,
+  actions, ago, allowed, attempt, badge, button, copyAs, count, curl, date, dialog, duration, empty, failure, h, isBusy, listAll, livePage, liveText,
+  loading, num, pageHead, plainTable, put, redraw, schedulePath, session, span,
 } from "../parts/kit.js"
 import { linkTo, topicLink } from "./topics.js"
 
@@ -29,14 +29,6 @@ const HEADS = ["Schedule", "Topic", "When", "Last run", "Next run", "State", "Ac
 
 function line(row, again) {
   const { schedule: name, topic, last_at: last, next_at: next, last_error: error, skipped_total: skipped } = row
-  const act = (work, text) => async () => {
-    try {
-      toast(text(await work()))
-    } catch (problem) {
-      toast(problem.message, "bad")
-    }
-    await again()
-  }
   const pause = () => session.request("POST", schedulePath(name, "/pause"), { paused: !row.paused })
   const run = () => session.request("POST", schedulePath(name, "/run"))
   return [
@@ -46,8 +38,8 @@ function line(row, again) {
     h("td", { title: next ? date(next) : null }, next ? `in ${duration(Math.max(Math.ceil((next - session.now()) / 1000), 1) * 1000)}` : "–"),
     [error ? span("bad", error) : row.paused ? badge("paused", "warn") : next ? "on time" : "over", skipped > 0 && span("faint", `, ${count(skipped, "tick")} skipped`)],
     h("td.row-actions",
-      allowed("write", topic, () => button("Run now", act(run, ({ seq }) => `Appended seq ${seq} to ${topic}.`), { kind: "small" })),
-      allowed("admin", name, () => button(row.paused ? "Resume" : "Pause", act(pause, ({ paused }) => `${name} is ${paused ? "paused" : "not paused"}.`), { kind: "small" })),
+      allowed("write", topic, () => button("Run now", () => attempt(run, ({ seq }) => `Appended seq ${seq} to ${topic}.`, again), { kind: "small" })),
+      allowed("admin", name, () => button(row.paused ? "Resume" : "Pause", () => attempt(pause, ({ paused }) => `${name} is ${paused ? "paused" : "not paused"}.`, again), { kind: "small" })),
       button("Next ticks", () => dialog(`Next ticks of ${name}`, () => nextTicks(name)), { kind: "small" })),
   ]
 }

@@ -6,10 +6,8 @@ export const title = "Sign in"
 
 export function show({ done }) {
   const key = input({ type: "password", required: true, autocomplete: "current-password", name: "key" })
-  const wrong = session.key ? note("The server did not accept the key of this tab.") : null
   const made = form([
-    h("p", "This server asks for an API key."),
-    wrong,
+    session.key && note("The server did not accept the key of this tab."),
     field("API key", key, "It stays in this tab, and is sent to this server only, in a header."),
   ], {
     label: "Sign in",

@@ -1,8 +1,8 @@
 /** The forms of a topic: create and configure, write a record, delete records, delete the topic. */
 
 import {
-  actions, button, bytes, checkbox, count, date, duration, failure, field, filterOf, form, h, input, Json, note, parseCount, parseDuration, parseSize,
-  printDuration, printSize, problemOf, put, select, session, toast, topicPath, whole,
+  actions, ask, bytes, checkbox, count, date, duration, field, filterOf, form, formDialog, h, input, Json, note, parseCount, parseDuration, parseSize,
+  printDuration, printSize, problemOf, put, schemaForm, select, session, whole,
 } from "../parts/kit.js"
 
 const DURABILITIES = [
@@ -119,23 +119,19 @@ export function explain({ type, config, epoch }) {
   return [...rows.filter(([, value]) => value !== null), ["Created", date(epoch), false]]
 }
 
-/** A form that creates a topic. `done` gets its name. */
+/** A form that creates a topic. `done` gets the answer. */
 export function createTopic(done, { type = "log" } = {}) {
   const name = input({ name: "topic", required: true, maxLength: 255 })
   const kind = select([["log", "log: every reader gets every record"], ["queue", "queue: each job goes to one worker"]], type, { name: "type" })
-  const controls = (safe) => Object.fromEntries(Object.keys(OPTIONS).map((option) => [option, control(option, safe[option] ?? null)]))
-  const made = { log: controls({}), queue: controls(SAFE) }
-  const first = h("div.grid")
-  const rest = h("div.grid")
-  const options = () => optionsOf(kind.value).map((option) => made[kind.value][option])
+  const [first, rest] = [h("div.grid"), h("div.grid")]
+  let made = []
   const arrange = () => {
-    const shown = FIRST[kind.value].map((option) => made[kind.value][option])
-    put(first, shown.map((one) => one.element))
-    put(rest, options().filter((one) => !shown.includes(one)).map((one) => one.element))
+    made = optionsOf(kind.value).map((option) => control(option, (kind.value === "queue" && SAFE[option]) || null))
+    for (const [place, wanted] of [[first, true], [rest, false]]) put(place, made.filter((one) => FIRST[kind.value].includes(one.name) === wanted).map((one) => one.element))
   }
   kind.addEventListener("change", arrange)
   arrange()
-  const config = () => changed(options(), null, kind.value)
+  const config = () => changed(made, null, kind.value)
   return form([
     h("div.grid",
       field("Name", name, "Letters, digits and . _ - : are allowed, up to 255 characters. Use : to group names, such as chat:general."),
@@ -143,11 +139,8 @@ export function createTopic(done, { type = "log" } = {}) {
     first, h("details.more", h("summary", "Advanced"), rest),
   ], {
     label: "Create topic",
-    action: () => actions.putTopic(name.value || "NAME", config()),
-    submit: async () => {
-      const answer = await session.request("PUT", topicPath(name.value.trim()), config())
-      return [answer.created ? `Created ${answer.topic}.` : `${answer.topic} existed already; its configuration was updated.`, answer.topic, kind.value]
-    },
+    action: () => actions.putTopic(name.value.trim() || "NAME", config()),
+    said: ({ created, topic }) => (created ? `Created ${topic}.` : `${topic} existed already; its configuration was updated.`),
     done,
   })
 }
@@ -157,19 +150,15 @@ export function configureTopic(state, done) {
   const made = optionsOf(state.type).map((name) => control(name, state.config[name]))
   const config = () => changed(made, state.config)
   return form([note("Only the options that you change are sent. A smaller cap or a shorter time removes records at once; readers that missed them get a tombstone."), h("div.grid", made.map((one) => one.element))], {
-    label: "Save changes",
-    action: () => actions.putTopic(state.topic, config()),
-    submit: async () => {
-      await session.request("PUT", topicPath(state.topic), config())
-      return [`Changed ${state.topic}.`]
-    },
-    done,
+    label: "Save changes", action: () => actions.putTopic(state.topic, config()), said: `Changed ${state.topic}.`, done,
   })
 }
 
 /** A form that appends one record. */
 export function writeRecord(state, done) {
-  const data = h("textarea", { rows: 6, spellcheck: false, required: true, name: "data", value: '{"hello": "world"}' })
+  const { schema } = state.config
+  const data = h("textarea", { rows: schema ? 14 : 6, spellcheck: false, required: true, name: "data", value: schema ? "" : '{"hello": "world"}' })
+  const shaped = schema && schemaForm(schema, data)
   const tag = input({ name: "tag" })
   const node = input({ name: "node", value: "console" })
   const meta = h("textarea", { rows: 2, spellcheck: false, name: "meta", placeholder: "{}" })
@@ -185,7 +174,7 @@ export function writeRecord(state, done) {
     delay_ms: queue && delay.value.trim() ? parseDuration(delay.value.trim()) : undefined,
   })
   return form([
-    field("Data, any JSON value", data),
+    shaped ? shaped.element : field("Data, any JSON value", data),
     h("div.grid",
       field("Tag", tag, "Optional. Groups records, to filter and delete them."),
       field("Node", node, "Optional. Names the writer."),
@@ -195,11 +184,7 @@ export function writeRecord(state, done) {
   ], {
     label: queue ? "Add job" : "Write record",
     action: () => actions.append(state.topic, record()),
-    submit: async () => {
-      const { first_seq: seq } = await session.request("POST", topicPath(state.topic), { records: [record()] })
-      return [`Written as seq ${whole(seq)}.`]
-    },
-    done,
+    onError: (error) => shaped?.show(error), said: ({ first_seq: seq }) => `Written as seq ${whole(seq)}.`, done,
   })
 }
 
@@ -211,43 +196,28 @@ function parse(text, name) {
   }
 }
 
-/** A form that deletes records by tag or before a seq. The first step counts them. */
-export function deleteRecords(state, done) {
+/** Ask which records to delete, by tag or before a seq, count them, and ask again. */
+export function deleteRecords(state, again) {
   const match = input({ name: "match" })
   const before = input({ name: "before", inputMode: "numeric", pattern: "[0-9]*" })
-  const which = () => ({ match: filterOf(match.value), before_seq: before.value ? Number(before.value) : undefined })
-  const remove = (more) => session.request("POST", topicPath(state.topic, "/delete"), { ...which(), ...more })
+  const action = (more) => actions.deleteRecords(state.topic, { match: filterOf(match.value), before_seq: before.value ? Number(before.value) : undefined, ...more })
   const answer = h("div", { role: "status" })
-  const reset = () => put(answer)
-  for (const control of [match, before]) control.addEventListener("input", reset)
-  const made = form([
+  formDialog("Delete records", (done) => form([
     note("Readers skip deleted records without a gap. This cannot be undone."),
     h("div.grid",
       field("Tag", match, "Exactly this tag; with * at the end, every tag that begins so."),
       field("Before seq", before, "Only records with a lower seq.")),
     answer,
   ], {
-    label: "Count the records",
-    kind: "",
-    action: () => actions.deleteRecords(state.topic, which()),
+    label: "Count the records", kind: "", action,
     submit: async () => {
-      const found = await remove({ dry_run: true })
-      if (found.deleted === 0) return void put(answer, note("No live record matches. Nothing would be deleted."))
-      const go = button(`Delete ${count(found.deleted, "record")}`, async () => {
-        go.disabled = true
-        try {
-          const gone = await remove()
-          toast(`Deleted ${count(gone.deleted, "record")}.`)
-          done()
-        } catch (error) {
-          put(answer, failure(error))
-        }
-      }, { kind: "danger" })
-      put(answer, h("p", h("strong", count(found.deleted, "record")), " would be deleted."), go)
-      go.focus()
+      const { deleted } = await session.run(action({ dry_run: true }))
+      if (deleted === 0) return void put(answer, note("No live record matches. Nothing would be deleted."))
+      done()
+      const size = count(deleted, "record")
+      ask("Delete records", [h("strong", size), " would be deleted."], { label: `Delete ${size}`, action, said: (gone) => `Deleted ${count(gone.deleted, "record")}.` }, again)
     },
-  })
-  return made
+  }), () => {})
 }
 
 /** A form that deletes a topic once its name was typed in. */
@@ -258,15 +228,9 @@ export function dropTopic(state, done) {
     field(`Type ${state.topic} to confirm`, name),
   ], {
     label: "Delete topic",
-    kind: "danger",
-    action: () => actions.dropTopic(state.topic),
-    submit: async () => {
-      await session.client.dropTopic(state.topic)
-      return [`Deleted ${state.topic}.`]
-    },
-    done,
+    kind: "danger", action: () => actions.dropTopic(state.topic), said: `Deleted ${state.topic}.`, done,
   })
-  made.send.disabled = true
-  name.addEventListener("input", () => (made.send.disabled = name.value !== state.topic))
+  made.main.disabled = true
+  name.addEventListener("input", () => (made.main.disabled = name.value !== state.topic))
   return made
 }

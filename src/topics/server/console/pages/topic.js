@@ -2,8 +2,8 @@
 
 import {
   actions, activity, ago, allowed, badge, button, bytes, card, copyAs, count, curl, duration, entry, formDialog, h, icon, Json, jsonTree, listAll,
-  loading, missingNote, pageHead, pageOfOne, poll, put, rate, records, select, session, setQuery, short, span, stat, stats, tabs, timeline, topicPath,
-  whole,
+  loading, missingNote, pageHead, pageOfOne, poll, problemOf, put, rate, records, select, session, setQuery, short, span, stat, stats, tabs, timeline,
+  topicPath, whole,
 } from "../parts/kit.js"
 import { configureTopic, deleteRecords, dropTopic, explain, writeRecord } from "./topic-forms.js"
 import { retention, topicLink } from "./topics.js"
@@ -33,7 +33,7 @@ export function show({ params: [name], query, signal: left }) {
   const settings = h("div.stack")
   const jobs = h("a.button", { href: topicLink(name, "queues"), hidden: true }, "Jobs")
   put(body, loading("Loading"))
-  const list = { refresh: () => {}, again: () => {}, jump: () => {} }
+  const list = {} // until the topic was found
   const onPick = (seq) => list.jump(seq)
   const views = { time: activity(name, { signal, query, onPick, state: () => state }), seq: timeline(name, { signal, onPick }) }
   const panel = h("div", { role: "tabpanel", id: "activity" })
@@ -106,7 +106,7 @@ export function show({ params: [name], query, signal: left }) {
       copyAs(() => actions.topic(name)),
       jobs,
       allowed("admin", name, () => button([icon("settings"), "Configure"], open("Configure the topic", configureTopic))),
-      allowed("delete", name, () => button("Delete records", open("Delete records", deleteRecords))),
+      allowed("delete", name, () => button("Delete records", () => state && deleteRecords(state, again))),
       allowed("delete", name, () => button("Delete topic", () => state && formDialog("Delete the topic", (done) => dropTopic(state, done), () => {
         page.end.abort()
         location.hash = "#/topics"
@@ -116,7 +116,7 @@ export function show({ params: [name], query, signal: left }) {
   })
 
   async function begin() {
-    if (!(await entry(name, signal))) return gone()
+    if (!(await entry(name, signal))) throw problemOf(name, "topic_not_found")
     Object.assign(list, records(name, { signal, query, state: () => state }))
     put(body,
       stats(...Object.values(figures)),
@@ -126,19 +126,16 @@ export function show({ params: [name], query, signal: left }) {
     choices.set(view)
     put(panel, views[view].element)
     head.classList.remove("waiting")
-    poll(refresh, { everyMs: 3000, signal, onError: gone })
-    poll(mark, { everyMs: 3000, signal, onError: gone })
   }
 
   const refused = missingNote("read", name)
   head.classList.toggle("waiting", !refused)
   if (refused) put(body)
   else {
-    const begun = new AbortController()
     poll(async () => {
-      await begin()
-      begun.abort()
-    }, { everyMs: 3000, signal: AbortSignal.any([signal, begun.signal]), onError: gone })
+      if (!list.element) await begin()
+      await Promise.all([refresh(), mark()])
+    }, { everyMs: 3000, signal, onError: gone })
   }
   return [head, refused ?? missingNote("write delete admin", name), problem, body]
 }

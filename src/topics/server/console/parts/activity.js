@@ -6,12 +6,10 @@
  */
 
 import { h, put, svg, swatch } from "./dom.js"
-import { bytes, clock, count, date, duration, range, rate, short, shortClock, shortDate, whole } from "./format.js"
-import { setQuery } from "./route.js"
-import { session, topicPath } from "./session.js"
-import { LANE, LOST, STATES, drawMarks, legendOf, placeMarks, tick, unread } from "./timeline.js"
+import { bytes, clock, count, date, duration, range, rate, short, shortClock, shortDate } from "./format.js"
+import { session, setQuery, topicPath } from "./session.js"
+import { LOST, STATES, ZOOM_KEYS, chartFrame, drawMarks, heightOf, legendOf, placeMarks, tick, unread, zoomable } from "./timeline.js"
 import { button, liveText, segmented } from "./ui.js"
-import { chartFrame, zoomable } from "./zoom.js"
 
 const HEIGHT = 132
 const BAR_PX = 9
@@ -94,8 +92,7 @@ export function activity(topic, { signal, state, query, onPick }) {
     const y = (amount) => (amount / most) * (HEIGHT - 18)
     const slot = wide / bars.length
     const placed = placeMarks(marks.filter((mark) => mark.lag), (seq) => timeX(seq - 1), wide)
-    const deep = placed.length ? Math.max(...placed.map((mark) => mark.lane)) + 1 : 0
-    setHeight(HEIGHT + 26 + deep * LANE)
+    setHeight(HEIGHT + 26 + heightOf(placed))
     const perSecond = (amount) => (unit === "bytes" ? `${bytes(amount / seconds)}/s` : rate(amount / seconds))
     const quiet = bars.every((bar) => bar.last < bar.first)
     put(canvas,
@@ -147,10 +144,10 @@ export function activity(topic, { signal, state, query, onPick }) {
     const current = marks.filter((mark) => !mark.lag).map((mark) => mark.name)
     const written = data.bars.reduce((sum, bar) => sum + bar.last - bar.first + 1, 0)
     put(legend, legendOf(sums), current.length > 0 && h("li", `Up to date: ${current.join(", ")}`))
-    const sameDay = data.to - data.from < 864e5
-    const text = `${sameDay ? clock(data.from) : date(data.from)} to ${sameDay ? clock(data.to) : date(data.to)}: ${count(written, "record")}, a bar is ${duration(Math.round(seconds) * 1000 || 1000)}`
+    const print = data.to - data.from < 864e5 ? clock : date
+    const text = `${print(data.from)} to ${print(data.to)}: ${count(written, "record")}, a bar is ${duration(Math.round(seconds) * 1000 || 1000)}`
     put(shownWindow, text)
-    canvas.setAttribute("aria-label", `Records of ${topic} over time. ${text}; at most ${perSecond(most)}. Plus and minus zoom, arrow keys move, zero shows the whole range.`)
+    canvas.setAttribute("aria-label", `Records of ${topic} over time. ${text}; at most ${perSecond(most)}. ${ZOOM_KEYS}`)
   }
 
   function hover(event, ts) {

@@ -61,7 +61,7 @@ export function swap(place, element) {
 
 /** Whether something in the element is open that a redraw would close. */
 export function isBusy(element) {
-  return element.querySelector("details[open]") !== null
+  return element.querySelector("details[open], :popover-open") !== null
 }
 
 /** Set the text of an element if it differs, so that screen readers and selections are left alone. */
@@ -95,4 +95,30 @@ export function span(kind, ...content) {
 /** The colour of a series or a state. */
 export function swatch(kind) {
   return h("i", { class: `swatch ${kind}` })
+}
+
+// --- icons, as lines on a grid of 16 pixels. They repeat what a label says, so that screen readers skip them.
+
+const PATHS = {
+  overview: "M2 9.5 5.5 6l3 3L14 3M2 13.5h12",
+  map: "M4 6a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM12 10a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM4 14a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM6 4.5l4 2.5M6 11.5l4-2.5",
+  topics: "M2 3.5h12M2 8h8M2 12.5h11",
+  queues: "M2.5 2.5h11v4h-11zM2.5 9.5h11v4h-11z",
+  schedules: "M8 14A6 6 0 1 0 8 2a6 6 0 0 0 0 12ZM8 4.5V8l2.5 1.5",
+  routers: "M1.5 8H6l3-4.5h5M6 8l3 4.5h5M12 1.5l2 2-2 2M12 10.5l2 2-2 2",
+  consumers: "M8 2v8M4.5 6.5 8 10l3.5-3.5M2.5 13.5h11",
+  pipelines: "M2 4h5.5v8H14M11.5 9.5 14 12l-2.5 2.5",
+  search: "M7 12A5 5 0 1 0 7 2a5 5 0 0 0 0 10ZM10.7 10.7 14 14",
+  light: "M8 11a3 3 0 1 0 0-6 3 3 0 0 0 0 6ZM8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
+  dark: "M13.5 9.5A6 6 0 0 1 6.5 2.5a6 6 0 1 0 7 7Z",
+  system: "M2 3h12v8H2zM6 14h4M8 11v3",
+  plus: "M8 3v10M3 8h10",
+  trash: "M2.5 4.5h11M6 4.5V2.5h4v2M4 4.5l.7 9h6.6l.7-9",
+  settings: "M2 5h6M12 5h2M10 3v4M2 11h2M8 11h6M6 9v4",
+  edit: "M3 13l.7-3L11 2.7 13.3 5 6 12.3z",
+  redrive: "M13 8a5 5 0 1 1-1.6-3.7M13 1.5v3.5H9.5",
+}
+
+export function icon(name) {
+  return svg("svg.icon", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true" }, svg("path", { d: PATHS[name] }))
 }

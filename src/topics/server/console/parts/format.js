@@ -1,12 +1,18 @@
 /** Numbers, sizes and times as people read them. */
 
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 })
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" })
-const SHORT_CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })
-const DATE = new Intl.DateTimeFormat(undefined, {
-  year: "numeric", month: "short", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23",
-})
-const SHORT_DATE = new Intl.DateTimeFormat(undefined, { month: "short", day: "2-digit" })
+const DAY = { month: "short", day: "2-digit" }
+const MINUTE = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" }
+const SECOND = { ...MINUTE, second: "2-digit" }
+
+const formatter = (parts) => {
+  const format = new Intl.DateTimeFormat(undefined, parts)
+  return (ts) => format.format(ts)
+}
+export const clock = formatter(SECOND)
+export const shortClock = formatter(MINUTE)
+export const shortDate = formatter(DAY)
+export const date = formatter({ year: "numeric", ...DAY, ...SECOND })
 
 /** A whole number with separators: 1,234,567. */
 export function whole(number) {
@@ -57,11 +63,6 @@ export function ago(ts, now = Date.now()) {
   return ms < 1000 ? "now" : `${duration(Math.floor(ms / 1000) * 1000)} ago`
 }
 
-export const clock = (ts) => CLOCK.format(ts)
-export const shortClock = (ts) => SHORT_CLOCK.format(ts)
-export const shortDate = (ts) => SHORT_DATE.format(ts)
-export const date = (ts) => DATE.format(ts)
-
 /** A count with its noun: 1 record, 2 records. */
 export function count(number, noun, plural = `${noun}s`) {
   return `${whole(number)} ${number === 1 ? noun : plural}`
@@ -76,4 +77,56 @@ function trim(number) {
   const size = Math.abs(number)
   const text = number.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : 2)
   return text.includes(".") ? text.replace(/\.?0+$/, "") : text
+}
+
+// --- durations, sizes and counts as the command line takes and prints them: 30m, 1GiB, 10k
+
+export const UNIT_MS = { ms: 1, s: 1e3, m: 6e4, h: 36e5, d: 864e5 }
+const FACTORS = { "": 1, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40 }
+
+/** An error of what was typed in. */
+export function problemOf(message, code = "invalid_input") {
+  return Object.assign(new Error(message), { code })
+}
+
+function refuse(text, what) {
+  throw problemOf(`"${text}" is not ${what}`)
+}
+
+/** The milliseconds of 500ms, 30s, 1h30m or 7d. Throw for a number without a unit, except 0. */
+export function parseDuration(text) {
+  if (text === "0") return 0
+  const parts = [...text.matchAll(/(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*/g)]
+  if (parts.length === 0 || parts.map(([part]) => part).join("") !== text) refuse(text, "a duration: use a number with a unit, such as 500ms, 30s, 1h30m or 7d")
+  return Math.round(parts.reduce((sum, [, number, unit]) => sum + Number(number) * UNIT_MS[unit], 0))
+}
+
+/** The bytes of 1000, 64KiB or 10M. */
+export function parseSize(text) {
+  const found = /^(\d+)\s*(?:([KMGT])(?:i?B)?|B)?$/i.exec(text)
+  if (!found) refuse(text, "a size: use bytes, or a number with KiB, MiB or GiB")
+  return Number(found[1]) * FACTORS[(found[2] ?? "").toUpperCase()]
+}
+
+/** The number of 100, 10k or 2M. */
+export function parseCount(text) {
+  const found = /^(-?\d+)([kM]?)$/.exec(text.replaceAll(",", ""))
+  if (!found) refuse(text, "a whole number, such as 100 or 10k")
+  const number = Number(found[1]) * { "": 1, k: 1e3, M: 1e6 }[found[2]]
+  if (!Number.isSafeInteger(number)) refuse(text, "a number that a topic can have: it is too large")
+  return number
+}
+
+export function printDuration(ms) {
+  let rest = ms
+  return ["d", "h", "m", "s", "ms"].map((unit) => {
+    const whole = Math.floor(rest / UNIT_MS[unit])
+    rest -= whole * UNIT_MS[unit]
+    return whole ? `${whole}${unit}` : ""
+  }).join("") || "0"
+}
+
+export function printSize(size) {
+  const [unit, factor] = Object.entries(FACTORS).reverse().find(([, one]) => size >= one && size % one === 0) ?? ["", 1]
+  return `${size / factor}${unit && `${unit}iB`}`
 }

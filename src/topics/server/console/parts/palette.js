@@ -1,7 +1,6 @@
 /** The keyboard: a palette over pages, topics and actions, a list of the keys, and movement between rows. */
 
-import { h, moveRow, put, span } from "./dom.js"
-import { icon } from "./icons.js"
+import { h, icon, moveRow, put, span } from "./dom.js"
 import { listAll, session } from "./session.js"
 import { dialog } from "./ui.js"
 
@@ -31,9 +30,10 @@ export function listenToKeys(main, { pages, actions }) {
     }
     if (goUntil > performance.now()) {
       goUntil = 0
-      const page = pages.find(([label]) => label[0].toLowerCase() === event.key)
-      if (page) {
-        location.hash = page[1]
+      const found = pages.filter(([label]) => label[0].toLowerCase() === event.key)
+      if (found.length) {
+        const at = found.findIndex(([, href]) => href === location.hash.split("?")[0]) // the next one with this letter
+        location.hash = found[(at + 1) % found.length][1]
         return event.preventDefault()
       }
     }
@@ -94,7 +94,7 @@ export function openPalette(pages, actions) {
     found = match(entries, search.value).slice(0, MOST_SHOWN)
     put(list, found.map((entry, at) => h("div", {
       role: "option", id: `palette-${at}`, class: "palette-entry", "aria-selected": String(at === chosen),
-      on: { click: () => choose(entry), pointermove: () => chosen !== at && ((chosen = at), draw()) },
+      on: { click: () => choose(entry) },
     }, icon(entry.sign), span("label", entry.label), span("faint", entry.kind))),
     found.length === 0 && h("p.note", "Nothing matches."))
     search.setAttribute("aria-activedescendant", found.length ? `palette-${chosen}` : "")

@@ -2,20 +2,16 @@
 
 import { Gap } from "/client.js"
 import { h, put, span } from "./dom.js"
-import { indent } from "./exact.js"
-import { clock, count, date, duration, range, whole } from "./format.js"
-import { jsonLine, jsonTree } from "./json.js"
-import { debounce, setQuery } from "./route.js"
-import { session, topicPath } from "./session.js"
+import { indent, jsonLine, jsonTree } from "./exact.js"
+import { UNIT_MS, clock, count, date, duration, problemOf, range, whole } from "./format.js"
+import { debounce, session, setQuery, topicPath } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
 import { button, copyAs, copyButton, curl, empty, fact, failure, field, input, liveText } from "./ui.js"
-import { UNIT_MS, problemOf } from "./units.js"
 
 const PAGE = 50
 const SHOWN = 200
 const FLUSH_MS = 200
-const FEW = 5
 const BACK_REQUESTS = 12
 
 /**
@@ -239,11 +235,7 @@ export function records(topic, { signal, state, query }) {
     const near = list.scrollHeight - list.scrollTop - list.clientHeight < 60
     list.querySelector(".empty")?.remove()
     if (skipped) list.append(h("div.between", `${count(skipped, "record")} came faster than this page shows: use Older to see them`))
-    list.append(...items.map((item) => {
-      const made = row(item)
-      if (items.length <= FEW) made.classList.add("fresh") // a stream of flashes would only distract
-      return made
-    }))
+    list.append(...items.map(row))
     while (list.childElementCount > SHOWN) list.firstElementChild.remove()
     const shown = list.querySelector(".record")
     if (shown) first = Number(shown.dataset.seq)
@@ -278,7 +270,7 @@ function drawn(item, { onToggle, onTag }) {
     "data-seq": item.seq,
     on: {
       toggle: () => {
-        if (details.open && details.childElementCount === 1) details.append(expanded(item, onTag))
+        if (details.open && details.childElementCount === 1) details.append(expanded(item))
         onToggle(item.seq, details.open)
       },
     },
@@ -290,14 +282,13 @@ function drawn(item, { onToggle, onTag }) {
   return details
 }
 
-function expanded(item, onTag) {
+function expanded(item) {
   return h("div.expanded",
     h("dl.facts",
       fact("Seq", whole(item.seq)), fact("Committed", date(item.ts)), item.tag !== undefined && fact("Tag", item.tag), item.node !== undefined && fact("Node", item.node)),
     h("h3", "Data"), jsonTree(item.data),
     item.meta !== undefined && [h("h3", "Meta"), jsonTree(item.meta)],
-    h("div.toolbar", copyButton(() => indent(item.data.node), "Copy data"), copyButton(() => location.href, "Copy link"),
-      item.tag !== undefined && button("Only this tag", () => onTag(item.tag), { kind: "small" })))
+    h("div.toolbar", copyButton(() => indent(item.data.node), "Copy data"), copyButton(() => location.href, "Copy link")))
 }
 
 /** The filter of a tag, which may end in *, and of a condition; undefined without both. */

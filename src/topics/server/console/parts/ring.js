@@ -1,5 +1,7 @@
 /** Samples that the server keeps. */
 
+import { session } from "./session.js"
+
 const HOUR_MS = 3_600_000
 
 /** The samples of the last hour, or of another time, one array per column. */
@@ -97,7 +99,7 @@ export class Readers {
 }
 
 /** Read new samples of readers, if there can be some. */
-export async function readReaders(readers, session, signal) {
+export async function readReaders(readers, signal) {
   if (session.now() < readers.last + readers.intervalMs) return
   readers.add(await session.get(`/v0/samples?readers=true&after=${readers.last}`, signal))
 }

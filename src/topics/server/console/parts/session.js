@@ -87,6 +87,11 @@ class Session extends EventTarget {
     throw new TopicsError(message, { code, status: response.status, detail, retryable: response.status === 503 })
   }
 
+  /** Send the request of an action of `snippets.js`. */
+  run({ method, path, body }) {
+    return this.request(method, path, body)
+  }
+
   async #fetch(...args) {
     try {
       const response = await fetch(...args)
@@ -130,7 +135,7 @@ export async function poll(work, options) {
     } catch (error) {
       if (signal.aborted) return
       waitMs = BACKOFF_MS[Math.min(failures++, BACKOFF_MS.length - 1)]
-      if (!(error instanceof Unreachable) && error?.status !== 503) {
+      if (!(error instanceof Unreachable) && (error?.status !== 503 || error.code === "fenced")) {
         waitMs = Math.max(waitMs, options.everyMs)
         onError(error)
       }
@@ -166,6 +171,7 @@ export function topicPath(topic, rest = "") {
 
 /** The entry of a topic in the list, undefined if there is none: the log of the browser then has no error. */
 export async function entry(topic, signal) {
+  if (topic[0] === "$") return session.get(topicPath(topic, "?touch=false"), signal) // not listed
   const { topics: [found] } = await session.get(`/v0/topics?prefix=${encodeURIComponent(topic)}&page_size=1`, signal)
   return found?.topic === topic ? found : undefined
 }
@@ -181,4 +187,35 @@ export async function listAll(path, field, { signal, most = Infinity } = {}) {
     cursor = page.next_cursor
   } while (cursor && rows.length < most)
   return rows
+}
+
+// --- the address of what a page shows: a link shows the same, and Back returns to what was shown before
+
+/** The query of the present address. */
+export function query() {
+  return new URLSearchParams(location.hash.split("?")[1] ?? "")
+}
+
+/** Change parts of the query; null or "" removes one. With `push`, Back returns to the address before. */
+export function setQuery(changes, { push = false } = {}) {
+  const [path] = (location.hash || "#/").split("?")
+  const next = query()
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined || value === "") next.delete(name)
+    else next.set(name, String(value))
+  }
+  const text = next.toString()
+  const hash = text ? `${path}?${text}` : path
+  if (hash === (location.hash || "#/")) return
+  if (push) history.pushState(null, "", hash)
+  else history.replaceState(null, "", hash)
+}
+
+/** Call `work` once the calls have stopped for a moment. */
+export function debounce(work, ms = 250) {
+  let timer = 0
+  return (...args) => {
+    clearTimeout(timer)
+    timer = setTimeout(() => work(...args), ms)
+  }
 }

@@ -56,6 +56,7 @@ function quote(text) {
   return `'${text.replaceAll("'", `'\\''`)}'`
 }
 
+
 function pythonValue(value) {
   if (value instanceof Json) return pythonNode(value.node)
   if (value === null || value === undefined) return "None"
@@ -78,11 +79,12 @@ function pythonNode({ source, open, close, entries: inner }) {
 
 const router = (name, rest = "") => `/v0/routers/${encodeURIComponent(name)}${rest}`
 export const schedulePath = (name, rest = "") => `/v0/schedules/${encodeURIComponent(name)}${rest}`
+const keyPath = (key, rest = "") => `/v0/keys/${encodeURIComponent(key)}${rest}`
 const clean = (fields) => Object.fromEntries(entries(fields))
 
 const LOOP = { python: "for item in CALL:\n        print(item)", javascript: "for await (const item of CALL) console.log(item)" }
 const list = (name, path = `/v0/${name}`, args = [], options = {}) => ({ method: "GET", path, name, args, options, ...LOOP })
-export const consumerPath = (topic, name) => at(topic, `/consumers/${encodeURIComponent(name)}`)
+const consumerPath = (topic, name) => at(topic, `/consumers/${encodeURIComponent(name)}`)
 
 const call = (method, name, path, args, options) => ({ method, path, name, args, ...(options && { body: options, options }) })
 
@@ -99,6 +101,7 @@ export const actions = {
   deleteRecords: (topic, which) => call("POST", "delete", at(topic, "/delete"), [topic], which),
   jobs: (topic, state) => list("list_jobs", at(topic, `/jobs${state ? `?state=${state}` : ""}`), [topic], { state }),
   nack: (topic, held) => ({ ...call("POST", "nack", at(topic, "/nack"), [topic], held), positional: ["seqs"] }),
+  extend: (topic, held) => call("POST", "extend", at(topic, "/extend"), [topic], held),
   redrive: (topic, which) => call("POST", "redrive", at(topic, "/redrive"), [topic], which),
   routers: () => list("routers"),
   router: (name) => call("GET", "router", router(name), [name]),
@@ -108,5 +111,10 @@ export const actions = {
   consumers: () => list("consumers"),
   putConsumer: (topic, name, where) => call("PUT", "put_consumer", consumerPath(topic, name), [topic, name], where),
   dropConsumer: (topic, name) => call("DELETE", "drop_consumer", consumerPath(topic, name), [topic, name]),
+  createKey: ({ key, ...rights }) => ({ ...call("POST", "create_key", "/v0/keys", [key], rights), body: { key, ...rights } }),
+  createToken: (rights) => call("POST", "create_token", "/v0/tokens", [], rights),
+  rotateKey: (key) => ({ ...call("POST", "rotate_key", keyPath(key, "/rotate"), [key]), body: {} }),
+  dropKey: (key) => call("DELETE", "drop_key", keyPath(key), [key]),
+  revokeTokens: (which) => call("POST", "revoke_tokens", "/v0/tokens/revoke", [], which),
   metrics: () => call("GET", "metrics", "/v0/metrics", []),
 }

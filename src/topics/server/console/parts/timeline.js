@@ -6,10 +6,9 @@ import { h, put, svg, swatch } from "./dom.js"
 import { count, range, short, whole } from "./format.js"
 import { session, topicPath } from "./session.js"
 import { button, liveText, num, plainTable } from "./ui.js"
-import { chartFrame, zoomable } from "./zoom.js"
 
 const BAR = 40
-export const LANE = 18
+const LANE = 18
 const MAX_LANES = 5
 const PER_RANGE_PX = 3
 
@@ -28,10 +27,7 @@ export function timeline(topic, { signal, onPick }) {
   let marks = []
   let asked = 0
 
-  const canvas = svg("svg.chart.timeline", {
-    tabindex: 0, role: "application",
-    "aria-label": `Timeline of ${topic}. Plus and minus zoom, arrow keys move, zero shows everything.`,
-  })
+  const canvas = svg("svg.chart.timeline", { tabindex: 0, role: "application", "aria-label": `Timeline of ${topic}` })
   const { frame, showTip, setHeight, width } = chartFrame(canvas, () => draw(), signal)
   const legend = h("ul.states")
   const shownWindow = liveText()
@@ -78,10 +74,7 @@ export function timeline(topic, { signal, onPick }) {
     if (!data) return
     const wide = width()
     const lanes = placeMarks(marks.filter(({ seq }) => seq >= bounds()[0] - 1 && seq <= bounds()[1]), x, wide)
-    const above = lanes.filter((mark) => mark.above)
-    const below = lanes.filter((mark) => !mark.above)
-    const lift = above.length ? (Math.max(...above.map((mark) => mark.lane)) + 1) * LANE : 0
-    const deep = below.length ? (Math.max(...below.map((mark) => mark.lane)) + 1) * LANE : 0
+    const [lift, deep] = [true, false].map((isAbove) => heightOf(lanes.filter((mark) => Boolean(mark.above) === isAbove)))
     const top = Math.max(lift, 6)
     setHeight(top + BAR + 34 + deep)
     const nothing = data.head_seq === 0
@@ -103,7 +96,7 @@ export function timeline(topic, { signal, onPick }) {
     put(legend, legendOf(sums), data.archived_seq > 0 && h("li", h("i.swatch.archive-line"), "In the archive up to ", h("b", whole(data.archived_seq))))
     const [from, to] = bounds()
     put(shownWindow, data.head_seq === 0 ? "" : `Seqs ${range(from, to)}${view ? ` of ${whole(data.head_seq)}` : ""}${data.resolution > 1 ? `, in cells of ${count(data.resolution, "seq")}: zoom in for exact ranges` : ", exact"}`)
-    canvas.setAttribute("aria-label", `Timeline of ${topic}, seqs ${range(from, to)}: ${Object.entries(sums).map(([state, size]) => `${whole(size)} ${STATES[state] ?? state}`).join(", ")}. Plus and minus zoom, arrow keys move, zero shows everything.`)
+    canvas.setAttribute("aria-label", `Timeline of ${topic}, seqs ${range(from, to)}: ${Object.entries(sums).map(([state, size]) => `${whole(size)} ${STATES[state] ?? state}`).join(", ")}. ${ZOOM_KEYS}`)
   }
 
   function list() {
@@ -210,6 +203,9 @@ export function placeMarks(marks, x, wide) {
   })
 }
 
+/** The height of the labels of markers. */
+export const heightOf = (placed) => Math.max(0, ...placed.map((mark) => mark.lane + 1)) * LANE
+
 /** Draw markers over the bar from `top` on, and their labels from `label` on downwards, or above it. */
 export function drawMarks(placed, { top, bar, label }) {
   const y = (mark) => (mark.above ? top - 5 - mark.lane * LANE : label + mark.lane * LANE)
@@ -217,4 +213,94 @@ export function drawMarks(placed, { top, bar, label }) {
   return [placed.map(line), placed.map((mark) => svg("g", { class: `mark ${mark.kind}` },
     svg("text", { x: mark.at + (mark.flipped ? -5 : 5), y: y(mark), "text-anchor": mark.flipped ? "end" : "start" }, mark.label),
     svg("title", `${mark.label}: ${mark.detail}`)))]
+}
+
+// --- zoom along a horizontal axis: drag over a part, double-click for everything, Ctrl and the wheel, or the keys
+
+export const ZOOM_KEYS = "Plus and minus zoom, arrow keys move, zero shows everything."
+const DRAG_PX = 4
+const TIP_PX = 110 // half of its width
+
+/** A frame around a canvas, with a tip that is hidden when the pointer leaves. `draw` is called when its size changes. */
+export function chartFrame(canvas, draw, signal) {
+  const tip = h("div.tip", { hidden: true })
+  const frame = h("div.timeline-frame", canvas, tip)
+  const observer = new ResizeObserver(draw)
+  observer.observe(frame)
+  signal.addEventListener("abort", () => observer.disconnect())
+  canvas.addEventListener("pointerleave", () => (tip.hidden = true))
+  const width = () => Math.max(frame.clientWidth, 1)
+  return {
+    frame,
+    width,
+    setHeight(height) {
+      canvas.setAttribute("viewBox", `0 0 ${width()} ${height}`)
+      canvas.setAttribute("height", height)
+    },
+    /** Show a tip near the pointer. */
+    showTip(event, ...content) {
+      const box = canvas.getBoundingClientRect()
+      put(tip, content)
+      tip.hidden = false
+      tip.style.left = `${Math.min(Math.max(event.clientX - box.left, TIP_PX), Math.max(box.width - TIP_PX, TIP_PX))}px`
+    },
+  }
+}
+
+/**
+ * `domain()` returns the ends of the axis, null while there is none; `look(range)` shows a part, null everything;
+ * `drawDrag(range)` draws what is selected; `onClick(value)` is called for a click; `hover(event)` for other movements.
+ */
+export function zoomable(canvas, { domain, look, drawDrag, onClick, hover }) {
+  let drag = null
+  const share = (event) => {
+    const box = canvas.getBoundingClientRect()
+    return Math.min(Math.max((event.clientX - box.left) / Math.max(box.width, 1), 0), 1)
+  }
+  const valueAt = (event) => {
+    const [from, to] = domain()
+    return from + share(event) * (to - from)
+  }
+  const scale = (factor, around = null) => {
+    const [from, to] = domain()
+    const at = around ?? (from + to) / 2
+    look([at - (at - from) * factor, at + (to - at) * factor])
+  }
+  const shift = (part) => {
+    const [from, to] = domain()
+    look([from + (to - from) * part, to + (to - from) * part])
+  }
+  const keys = { "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => look(null), ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25) }
+  const moved = (event) => Math.abs(event.clientX - drag.x) > DRAG_PX
+  const selected = (event) => [drag.from, valueAt(event)].sort((a, b) => a - b)
+
+  canvas.addEventListener("keydown", (event) => {
+    if (!keys[event.key] || !domain() || event.ctrlKey || event.metaKey) return
+    event.preventDefault()
+    keys[event.key]()
+  })
+  canvas.addEventListener("wheel", (event) => {
+    if (!domain() || !(event.ctrlKey || event.metaKey)) return
+    event.preventDefault()
+    scale(event.deltaY > 0 ? 1.4 : 1 / 1.4, valueAt(event))
+  }, { passive: false })
+  canvas.addEventListener("pointerdown", (event) => {
+    if (!domain() || event.button !== 0) return
+    drag = { from: valueAt(event), x: event.clientX }
+    canvas.setPointerCapture(event.pointerId)
+  })
+  canvas.addEventListener("pointermove", (event) => {
+    if (!domain()) return
+    hover(event, valueAt(event))
+    if (drag && moved(event)) drawDrag(selected(event))
+  })
+  canvas.addEventListener("pointerup", (event) => {
+    if (!drag) return
+    const range = moved(event) ? selected(event) : null
+    drag = null
+    if (range) look(range)
+    else onClick(valueAt(event))
+  })
+  canvas.addEventListener("dblclick", () => look(null))
+  return { scale }
 }

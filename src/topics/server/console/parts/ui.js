@@ -1,10 +1,8 @@
 /** The pieces that pages are made of: buttons, cards, badges, dialogs, forms, messages, and the "Copy as" menu. */
 
-import { h, hidden, put, span, swap } from "./dom.js"
+import { h, hidden, icon, put, span, swap } from "./dom.js"
 import { count, short, whole } from "./format.js"
-import { icon } from "./icons.js"
-import { setQuery } from "./route.js"
-import { entry, poll, session } from "./session.js"
+import { entry, poll, session, setQuery } from "./session.js"
 import { asCurl, asJavaScript, asPython } from "./snippets.js"
 import { table } from "./table.js"
 
@@ -84,20 +82,6 @@ export function curl(path, body, method = "") {
 /** What a page shows while there are no topics. */
 export function noTopics() {
   return empty("Nothing here yet", "This command writes a first record, and creates its topic:", curl("/v0/topics/orders", { records: [{ data: { sku: "V60", qty: 1 } }] }))
-}
-
-/** The field that searches what a page shows. Its text is in the URL as `search`. */
-export function searchField(what, value, onInput) {
-  const search = h("input", {
-    type: "search", placeholder: `Search ${what}`, "aria-label": `Search ${what} by a part of their names`, value: value ?? "",
-    on: {
-      input: () => {
-        setQuery({ search: search.value.trim() })
-        onInput()
-      },
-    },
-  })
-  return search
 }
 
 /**
@@ -200,7 +184,15 @@ export function livePage(head, { refresh, place, signal, needs = "read", scopes 
  * `columns` may be a function of what reads the rows again. `blank` says that there are none; `above` is above the table.
  */
 export function tablePage(title, { noun, columns, sortBy, load, nameOf, rowKey = nameOf, blank, scopes, query, signal, actions, above }) {
-  const search = searchField(`${noun}s`, query.get("search"), draw)
+  const search = input({
+    type: "search", placeholder: `Search ${noun}s`, "aria-label": `Search ${noun}s by a part of their names`, value: query.get("search") ?? "",
+    on: {
+      input: () => {
+        setQuery({ search: search.value.trim() })
+        draw()
+      },
+    },
+  })
   const summary = liveText()
   const place = h("div", loading(`Loading ${noun}s`))
   const order = query.get("sort") ?? sortBy
@@ -244,6 +236,16 @@ export function toast(text, kind = "") {
   setTimeout(() => message.remove(), 5000)
 }
 
+/** Do something, show what `said` makes of the answer, or the error, and read everything again. */
+export async function attempt(work, said, again) {
+  try {
+    toast(...[said(await work())].flat())
+  } catch (error) {
+    toast(error.message, "bad")
+  }
+  await again()
+}
+
 // --- dialogs
 
 /**
@@ -279,15 +281,9 @@ export function formDialog(title, make, then) {
   }))
 }
 
-/** Ask before something is done. `send` does it, and `said` is what is shown then, or makes that of the answer. `then` gets the answer. */
-export function ask(title, words, { send, said, kind = "danger", ...options }, then) {
-  formDialog(title, (done) => form(h("p", words), {
-    kind, done, ...options,
-    submit: async () => {
-      const answer = await send()
-      return [typeof said === "function" ? said(answer) : said, answer]
-    },
-  }), then)
+/** Ask before something is done. The options are those of `form`; `then` gets the answer. */
+export function ask(title, words, options, then) {
+  formDialog(title, (done) => form(h("p", words), { kind: "danger", done, ...options }), then)
 }
 
 /** A row of a list of facts. */
@@ -359,83 +355,70 @@ export function checkbox(label, checked, help = null) {
 }
 
 /**
- * A form with one main action. `submit` runs when it is sent; an error is shown above the buttons. If it returns
- * `[text, ...results]`, the text is shown, and `done` gets the results. `action`, if given, returns what "Copy as" describes. `send` of the element is its button.
+ * A form that sends what `action` returns, which "Copy as" describes, too. Then `said` is shown, or what it makes of the
+ * answer, and `done` gets the answer. `submit` takes the place of this: if it returns `[text, ...results]`, the text is shown,
+ * and `done` gets the results. An error is shown above the buttons. `main` of the element is its button; `onError` also gets the error.
  */
-export function form(content, { label, submit, done, kind = "primary", action = null, extra = [] }) {
+export function form(content, { label, action = null, said, submit, done, kind = "primary", extra = [], onError = () => {} }) {
   const problem = h("div")
-  const send = h("button", { type: "submit", class: `button ${kind}` }, label)
+  const main = h("button", { type: "submit", class: `button ${kind}` }, label)
   const element = h("form.form", {
     on: {
       submit: async (event) => {
         event.preventDefault()
         put(problem)
-        send.disabled = true
+        main.disabled = true
         try {
-          const [text, ...results] = (await submit()) ?? []
+          const [text, ...results] = (await (submit ?? send)()) ?? []
           if (!text) return
           toast(text)
-          done(...results)
+          await done(...results)
         } catch (error) {
           put(problem, failure(error))
+          onError(error)
         } finally {
-          send.disabled = false
+          main.disabled = false
         }
       },
     },
-  }, content, problem, h("footer", extra, action && copyAs(action), send))
-  return Object.assign(element, { send })
+  }, content, problem, h("footer", extra, action && copyAs(action), main))
+  return Object.assign(element, { main })
+
+  async function send() {
+    const answer = await session.run(action())
+    return [typeof said === "function" ? said(answer) : said, answer]
+  }
 }
 
 // --- copy as
 
 /** A menu that copies an action as curl, Python or JavaScript. */
 export function copyAs(action, label = "Copy as") {
-  const ways = [["curl", asCurl], ["Python", asPython], ["JavaScript", asJavaScript]]
-  const summary = h("summary.button.small", label)
-  const menu = h("details.menu", {
-    on: {
-      keydown: (event) => {
-        if (event.key !== "Escape" || !menu.open) return
-        event.stopPropagation()
-        event.preventDefault()
-        menu.open = false
-        summary.focus()
-      },
-      focusout: (event) => menu.contains(event.relatedTarget) || (menu.open = false),
-      toggle: () => menu.open && place(summary, choices),
-    },
-  }, summary)
-  const choices = h("div.choices", ways.map(([name, render]) => h("button", {
+  const ways = { curl: asCurl, Python: asPython, JavaScript: asJavaScript }
+  const choices = h("div.choices", { popover: "auto", on: { beforetoggle: () => requestAnimationFrame(place) } }, Object.entries(ways).map(([name, render]) => h("button", {
     type: "button",
     on: {
       click: async () => {
-        let text
+        choices.hidePopover()
         try {
-          text = render(action(), session.key)
+          const ok = await copy(render(action(), session.key))
+          toast(ok ? `Copied as ${name}.` : "The browser did not allow to copy.", ok ? "" : "bad")
         } catch (error) {
           toast(error.message, "bad")
-          return
         }
-        const ok = await copy(text)
-        toast(ok ? `Copied as ${name}.` : "The browser did not allow to copy.", ok ? "" : "bad")
-        menu.open = false
-        summary.focus()
       },
     },
   }, name)))
-  menu.append(choices)
-  return menu
-}
+  const opener = h("button.button.small.menu", { type: "button", popoverTargetElement: choices }, label)
 
-/** Put the choices of a menu under it, or over it where there is no room. Fixed, so that no scrolling part cuts them. */
-function place(summary, choices) {
-  const box = summary.getBoundingClientRect()
-  const size = choices.getBoundingClientRect()
-  const below = box.bottom + 4 + size.height < innerHeight
-  choices.style.top = `${below ? box.bottom + 4 : box.top - 4 - size.height}px`
-  choices.style.left = `${Math.max(Math.min(box.right - size.width, innerWidth - size.width - 8), 8)}px`
-  addEventListener("scroll", () => (summary.parentNode.open = false), { once: true, capture: true })
+  /** Put the choices under the button, or over it where there is no room. */
+  function place() {
+    const [box, size] = [opener, choices].map((one) => one.getBoundingClientRect())
+    choices.style.top = `${box.bottom + 4 + size.height < innerHeight ? box.bottom + 4 : box.top - 4 - size.height}px`
+    choices.style.left = `${Math.max(Math.min(box.right - size.width, innerWidth - size.width - 8), 8)}px`
+  }
+
+  return [opener, choices]
 }
 
 /** A number that should be 0. */
