@@ -310,31 +310,30 @@ class _Copier:
 
     def _take_segment(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
         """Check a segment, once, and copy it if the target lacks it. Report its damage."""
+        path = self._source_path(topic.topic_id, ref)
         if ref.footer not in self._examined:
             try:
-                found = self.source.fs.open(self._source_path(topic.topic_id, ref))
+                found = self.source.fs.open(path)
             except FileNotFoundError:
                 return  # removed after a newer snapshot, or lost: `_add_late_marks` finds out
             try:
                 self._examined[ref.footer] = self._read_segment(found, topic, ref)
             finally:
                 found.close()
-        path = self._source_path(topic.topic_id, ref)
         for problem in self._examined[ref.footer]:
-            first, last = ref.first + problem.low, ref.first + problem.high - 1
-            self._note_damage(f"{path} at byte {problem.offset}: {problem.what}", topic, ref, first, last)
+            self._note_damage(problem, path, topic, ref)
 
-    def _note_damage(self, text: str, topic: snap.TopicSnapshot, ref: snap.SegmentRef, first: int, last: int) -> None:
+    def _note_damage(self, problem: Problem, path: str, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
         """Report damage of a segment, and note whether it would cost the target a record."""
-        if first <= last:
-            text += f"; topic {topic.name}, seqs {first} to {last}"
-        if self._would_cost(topic, ref, first, last):
-            self._costs.append(text)
-        self.done.problems.append(text)
+        report = problem.report(path, topic.name, ref.first)
+        self.done.problems.append(report)
+        if self._would_cost(problem, topic, ref):
+            self._costs.append(report)
 
-    def _would_cost(self, topic: snap.TopicSnapshot, ref: snap.SegmentRef, first: int, last: int) -> bool:
+    def _would_cost(self, problem: Problem, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> bool:
         if ref.footer in self._held.footers or self._has(topic.topic_id, ref):
             return False  # the file of the target stays
+        first, last = ref.first + problem.low, ref.first + problem.high - 1
         return self._held.may_have(topic.topic_id, max(first, topic.earliest), last)
 
     def _read_segment(self, found: File, topic: snap.TopicSnapshot, ref: snap.SegmentRef) -> list[Problem]:
@@ -356,8 +355,9 @@ class _Copier:
         self.target.make_topic_dir(topic.topic_id)
         with self.target.new_file(path, named=False) as file:
             problems = check(file)
-        costs = [self._would_cost(topic, ref, ref.first + one.low, ref.first + one.high - 1) for one in problems]
-        if problems and (any(costs) or ref.footer in self._held.footers):
+        if problems and (
+            any(self._would_cost(one, topic, ref) for one in problems) or ref.footer in self._held.footers
+        ):
             self.fs.unlink(path + TEMP_SUFFIX)
         else:
             self.fs.rename(path + TEMP_SUFFIX, path)
@@ -384,8 +384,7 @@ class _Copier:
             except FileNotFoundError as error:
                 if newest_number(self.source) != newest:
                     raise
-                last = ref.first + ref.count - 1
-                self._note_damage(f"{error.filename}: {absence(error)}", topic, ref, ref.first, last)
+                self._note_damage(Problem(0, absence(error), 0, ref.count), error.filename, topic, ref)
                 continue
             put_marks(marks, ref.pending)
             missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))

@@ -9,7 +9,7 @@ from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.check import examine
 from topics.storage.datadir import DataDir
-from topics.storage.fs import File, Fs, read_whole
+from topics.storage.fs import File, Fs, read_whole, reader_of
 from topics.storage.log import ledger, log_files, walfile
 from topics.storage.log.entry import APPEND
 from topics.storage.log.log_files import LogFile
@@ -131,11 +131,8 @@ def read_footer(fs: Fs, path: str) -> codec.Footer | None:
 def tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:
     """Return what is wrong with the last records of a topic in the tails file with these bytes."""
     part = data[ref.offset : ref.offset + ref.size]
-    examined = examine(lambda size, at: part[at : at + size], len(part), path=path, taken=lambda at, data: None)
-    return [
-        f"{path} at byte {ref.offset + problem.offset}: {problem.what}; last records of topic {topic}"
-        for problem in examined.problems
-    ]
+    problems = examine(reader_of(part), len(part), path=path).problems
+    return [f"{path} at byte {ref.offset + one.offset}: {one.what}; last records of topic {topic}" for one in problems]
 
 
 class CopiedLog:

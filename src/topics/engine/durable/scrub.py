@@ -23,7 +23,6 @@ from topics.storage.check import Problem, examine_file
 from topics.storage.data_layout import holds_topics
 from topics.storage.fs import absence, read_whole
 from topics.storage.log import walfile
-from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.worker import rested
 
@@ -45,7 +44,6 @@ class Place(NamedTuple):
     path: str
     offset: int
     size_bytes: int
-    known: codec.Footer | None
 
     def is_current(self, snapshot_number: int) -> bool:
         """Return whether the newest snapshot, which has this number, still needs the part."""
@@ -124,11 +122,11 @@ class Scrub:
             return
         for segment in list(topic.segments):
             if isinstance(segment, SealedSegment) and segment.live:
-                yield Place(topic, segment, segment.path, 0, segment.footer.file_bytes, segment.footer)
+                yield Place(topic, segment, segment.path, 0, segment.footer.file_bytes)
         saved: SavedTail | None = topic.saved_tail
         if saved is not None:
             path = self._store.dir.tails_path(saved.ref.tails)
-            yield Place(topic, saved, path, saved.ref.offset, saved.ref.size, None)
+            yield Place(topic, saved, path, saved.ref.offset, saved.ref.size)
 
     def _rest_of_round(self) -> list[Place]:
         """Return the places that belong to no topic: the snapshot, and log files that do not grow."""
@@ -136,7 +134,7 @@ class Scrub:
         paths = [store.dir.wal_path(number) for number in store.dir.wal_numbers() if number < store.wal.number]
         if store.snapshot_number:
             paths.append(store.dir.snapshot_path(store.snapshot_number))
-        return [Place(None, None, path, 0, 0, None) for path in paths]
+        return [Place(None, None, path, 0, 0) for path in paths]
 
     def _check(self, batch: list[Place], size_bytes: int) -> None:
         results: list[tuple[Place, list[Problem]]] = []
@@ -186,9 +184,10 @@ class Scrub:
     def _problems(self, place: Place) -> list[Problem]:
         fs, path, owner = self._store.fs, place.path, place.owner
         if owner is not None:
-            part = None if place.known is not None else (place.offset, place.size_bytes)
-            problems = examine_file(fs, path, place.known, part=part, stored=True, taken=self._rest).problems
-            cold = isinstance(owner, SealedSegment) and owner.cold and bool(problems) and not fs.exists(path)
+            sealed = owner if isinstance(owner, SealedSegment) else None
+            known, part = (None, (place.offset, place.size_bytes)) if sealed is None else (sealed.footer, None)
+            problems = examine_file(fs, path, known, part=part, stored=True, taken=self._rest).problems
+            cold = sealed is not None and sealed.cold and bool(problems) and not fs.exists(path)
             unmounted = cold and not holds_topics(fs, posixpath.dirname(posixpath.dirname(path)))
             return [] if unmounted else problems
         try:
