@@ -2,8 +2,7 @@
 
 A `shell` block is run command by command: those that begin with `topics` by the command line's own `main`, in the
 session of the tests, since a JVM for each would take minutes; others by bash. Comments on the line before a fence, as
-in tests/docs: `<!-- not run: reason -->`, `<!-- exits: 1 -->` for the last command. A `toml` block that begins with
-`# file: NAME` is a file in the working directory. `python` blocks are run, too.
+in tests/docs: `<!-- not run: reason -->`, `<!-- exits: 1 -->` for the last command. `python` blocks are run, too.
 """
 
 from __future__ import annotations
@@ -67,9 +66,7 @@ def test_every_command_of_the_page_works(
         for shown, meant in real.items():
             block = block.replace(shown, meant)
         line = text[: fence.start()].count("\n") + 1
-        if language == "toml" and block.startswith("# file: "):
-            Path(block.splitlines()[0].removeprefix("# file: ")).write_text(block)
-        elif language == "python":
+        if language == "python":
             exec(compile("\n" * line + block, str(PAGE), "exec"), names)  # so that a failure names the page's line
         elif language == "shell":
             for command in (found := commands(block)):

@@ -183,7 +183,11 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
 
 def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: list[str]) -> None:
     for account in accounts:
-        row = _add_row(report, account, url)
+        row = TopicReport(  # a topic may have several epochs
+            topic=account.topic, server="" if account.state is None else url.rstrip("/"), epoch=account.epoch,
+            from_seq=int(account.head > 0), to_seq=account.head,
+        )  # fmt: skip
+        report.topics.append(row)
         row.figures = {name: sum(one.counts.get(name, 0) for one in account.found) for name in CLASSES}
         row.figures["unexplained"] = account.ranges("unexplained")
         row.figures["doubled"] = account.ranges("doubled")
@@ -210,15 +214,6 @@ def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: lis
     report.ok = not any(report.figures[name] for name in FINDINGS)
     if not report.ok:
         report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
-
-
-def _add_row(report: RunReport, account: EpochAccount, url: str) -> TopicReport:
-    """Add a row for an epoch: a topic may have several."""
-    server = "" if account.state is None else url.rstrip("/")
-    row = TopicReport(topic=account.topic, server=server, epoch=account.epoch)
-    row.from_seq, row.to_seq = int(account.head > 0), account.head
-    report.topics.append(row)
-    return row
 
 
 def describe(report: RunReport) -> str:
