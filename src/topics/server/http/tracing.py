@@ -8,7 +8,8 @@ SDK.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from topics import __version__, logs
@@ -57,24 +58,18 @@ class TracedApp:
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._app = app
         self._tracer = tracer
         self._kind = SpanKind.SERVER
         self._extract = TraceContextTextMapPropagator().extract
         self.admit, self.abandon = app.admit, app.abandon
+        self.handle, self.answer = partial(self._traced, app.handle), partial(self._traced, app.answer)
 
-    def handle(self, request: Request) -> Answer:
-        return self._traced(request, self._app.handle)
-
-    def answer(self, request: Request) -> Answer:
-        return self._traced(request, self._app.answer)
-
-    def _traced(self, request: Request, serve: Any) -> Answer:
+    def _traced(self, serve: Callable[[Request], Answer], request: Request) -> Answer:
         names = (b"traceparent", b"tracestate")
         carrier = {name.decode(): value.decode("latin-1") for name in names if (value := request.headers.get(name))}
         span = self._tracer.start_span(request.method, context=self._extract(carrier), kind=self._kind)
         try:
-            answer: Answer = serve(request)
+            answer = serve(request)
         except BaseException:
             _end(span, request, 500)
             raise
