@@ -137,7 +137,7 @@ function seek({ topic, consumer, seq, head_seq: head }, done) {
   const action = () => actions.putConsumer(topic, consumer, { seq: wanted, if_seq: seq })
   return form([
     h("p", h("code", consumer), " on ", h("code", topic), ` is at seq ${whole(seq)} of ${whole(head)}.`),
-    field("Move it to", to, "The oldest record (start), the head, the next seq that it reads, or a time."), answer,
+    field("Move it to", to, "start, head, the next seq that it reads, or a time."), answer,
   ], {
     label: "Move consumer", action,
     submit: async () => {

@@ -58,9 +58,9 @@ function grant(isToken, done) {
   return form([
     isToken && note("For a page or program that must not have the key."),
     h("div.grid",
-      isToken ? field("For", name, "Whom it is for: in logs and in the audit topic.") : [field("Name", name, "What this page and the log call it."), field("Note", text, "What it is for.")],
+      isToken ? field("For", name, "Whom it is for: in logs and in the audit topic.") : [field("Name", name, "What this page and the log call it."), field("Note", text)],
       field("Topics", names, "Names, and prefixes that end with *, such as: orders, shop.* Empty: what your key covers."),
-      field("Valid for", ttl, isToken ? "Such as 1h, up to 1d. Empty: 10 minutes." : "Such as 30d. Empty: without end.")),
+      field("Valid for", ttl, isToken ? "Up to 1d. Empty: 10 minutes." : "Such as 30d. Empty: without end.")),
     h("div.toolbar", { role: "group", "aria-label": "Scopes" }, scopes.map((box) => h("label", box, ` ${box.name}`))),
   ], {
     label: `Create ${kind}`, done, action: () => actions[isToken ? "createToken" : "createKey"](body()), said: `Created the ${kind}.`,

@@ -81,7 +81,7 @@ class Session extends EventTarget {
       if (signal?.aborted) throw cause
       throw new Unreachable("the server does not answer", { code: "unreachable", retryable: true, cause })
     }
-    const answer = await response.text().then(parseAnswer).catch(() => ({}))
+    const answer = await response.text().then(parseAnswer).catch((error) => (response.ok ? Promise.reject(error) : {}))
     if (response.ok) return answer
     const { code = `http_${response.status}`, message = `HTTP ${response.status}`, detail = null } = answer.error ?? {}
     throw new TopicsError(message, { code, status: response.status, detail, retryable: response.status === 503 })
