@@ -77,10 +77,10 @@ def test_commands_get_sessions_of_their_own_while_there_are_some(tmp_path: Path,
     monkeypatch.setattr(warm, "_held", held := [])
     assert [warm._take_session() for _ in range(warm.SESSIONS + 1)] == [*range(warm.SESSIONS), None]
     assert warm.sessions_in_use() == warm.SESSIONS
-    os.close(held[3])
+    held[3].close()
     assert warm._take_session() == 3
-    for descriptor in (*held[:3], *held[4:]):
-        os.close(descriptor)
+    for lock in (*held[:3], *held[4:]):
+        lock.close()
     assert warm.sessions_in_use() == 0
 
 

@@ -28,8 +28,6 @@ from topics.installation import install_command, is_installed
 from topics.plurals import counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from topics.spark.sql.tables import Tables
 
 FORMS = ("table", "json", "jsonl", "csv")
@@ -230,14 +228,6 @@ def answer(tables: Tables, statement: str, args: argparse.Namespace, out: TextIO
 
 
 @contextmanager
-def _on_spark(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tables]:
-    from topics.spark.sql.on_spark import SparkTables
-
-    with _session(args.master) as spark:
-        yield SparkTables(spark, options, gaps=args.gaps)
-
-
-@contextmanager
 def _on_duckdb(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tables]:
     from topics.spark.sql.on_duckdb import DuckTables
 
@@ -245,41 +235,38 @@ def _on_duckdb(options: dict[str, str], args: argparse.Namespace) -> Iterator[Ta
         yield tables
 
 
-ENGINES = {SPARK: _on_spark, DUCKDB: _on_duckdb}
-
-
 @contextmanager
-def _session(master: str | None) -> Iterator[SparkSession]:
-    """Yield the active Spark session, or a new one that writes nothing to the working directory."""
+def _on_spark(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tables]:
+    """Yield the tables of the active Spark session, or of a new one that writes nothing to the working directory."""
     from pyspark.sql import SparkSession
 
     from topics.spark import warm
     from topics.spark.jvm import SESSION, quiet_start
     from topics.spark.spark_session import register as known_to
     from topics.spark.spark_session import session
+    from topics.spark.sql.on_spark import SparkTables
 
     running = SparkSession.getActiveSession()
-    if running is None and master is None and (state := warm.usable()) is not None:
+    if running is None and args.master is None and (state := warm.usable()) is not None:
         running = warm.connect(state, "topics sql")
     if running is not None:
-        yield known_to(running)
+        yield SparkTables(known_to(running), options, gaps=args.gaps)
         return
     if sys.stderr.isatty():
         print("starting Spark … (`topics spark start` keeps one running)", end="\r", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="topics-sql-") as folder:
-        config = {
-            **SESSION,
-            "spark.sql.warehouse.dir": folder,
-            "spark.sql.shuffle.partitions": 8,
-        }
+        config = {**SESSION, "spark.sql.warehouse.dir": folder, "spark.sql.shuffle.partitions": 8}
         with quiet_start():
-            spark = session("topics sql", master=master or "local[*]", config=config)
+            spark = session("topics sql", master=args.master or "local[*]", config=config)
         if sys.stderr.isatty():
             print("\x1b[K", end="", file=sys.stderr, flush=True)
         try:
-            yield spark
+            yield SparkTables(spark, options, gaps=args.gaps)
         finally:
             spark.stop()
+
+
+ENGINES = {SPARK: _on_spark, DUCKDB: _on_duckdb}
 
 
 def _options(args: argparse.Namespace) -> dict[str, str]:

@@ -12,7 +12,6 @@ nothing behind. The process ends when no session was held and no job ran for the
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import secrets
@@ -37,6 +36,7 @@ from topics.installation import is_installed
 from topics.lake.storage import SETTINGS
 from topics.spark.failures import Failed
 from topics.spark.jvm import SESSION, SHOWN_LINES, cache_folder, quiet_start
+from topics.storage.fs import Fs, Lock, LockHeld
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,16 +114,14 @@ def connect(state: State, app: str) -> SparkSession | None:
     return builder.remote(url).getOrCreate()
 
 
-_held: list[int] = []  # descriptors of the locks that this process keeps until it ends
+_held: list[Lock] = []  # those that this process keeps until it ends
 
 
 def _take_session() -> int | None:
     for number in range(SESSIONS):
-        descriptor = os.open(folder() / f"session-{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if _try_lock(descriptor):
-            _held.append(descriptor)
+        if (lock := _lock(f"session-{number}.lock")) is not None:
+            _held.append(lock)
             return number
-        os.close(descriptor)
     return None
 
 
@@ -181,12 +179,11 @@ def serve(master: str, idle_s: float) -> int:
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     signal.signal(signal.SIGINT, lambda *_: ended.set())
-    descriptor = os.open(folder() / "warm.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(TRIES):
-        if held := _try_lock(descriptor):
+        if lock := _lock("warm.lock"):
             break
         ended.wait(LOOK_S)  # `running` holds it for a moment
-    if not held or ended.is_set():
+    if lock is None or ended.is_set():
         return 0  # another one was quicker
     (folder() / "warm.json").unlink(missing_ok=True)
     token = secrets.token_urlsafe(24)
@@ -237,21 +234,22 @@ def _environment() -> str:
     return hashlib.sha256("\n".join(settings).encode()).hexdigest()[:16]
 
 
-def _try_lock(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock(name: str) -> Lock | None:
+    """Take a lock until this process ends. Return None if another process holds it."""
+    with suppress(LockHeld):
+        return Fs().lock(str(folder() / name))
+    return None
 
 
 def _is_held(name: str) -> bool:
     """Return whether a process holds the lock."""
-    descriptor = os.open(folder() / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
+        Fs().lock_shared(str(folder() / name)).close()
+    except FileNotFoundError:
+        return False
+    except LockHeld:
+        return True
+    return False
 
 
 if __name__ == "__main__":

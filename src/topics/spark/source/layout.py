@@ -91,9 +91,7 @@ def _record_column(name: str, found: Cells, span: Span) -> pa.Array:
             return pa.repeat(span.topic, n)
         case "epoch":
             return pa.repeat(pa.scalar(span.epoch, pa.int64()), n)
-        case "gap_to":
-            return pa.nulls(n, pa.int64())
-        case "reason":
-            return pa.nulls(n, pa.string())
+        case "gap_to" | "reason":
+            return pa.nulls(n, RECORD_SCHEMA.field(name).type)
         case own:
             return getattr(found, own)
