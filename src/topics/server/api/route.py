@@ -28,17 +28,7 @@ from topics.model.wire import UnknownField
 from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
 from topics.server.http.browser_origin import WARNINGS
-from topics.server.http.messages import (
-    JSON,
-    NO_ROUTE,
-    TIMED,
-    Answer,
-    Deferred,
-    Request,
-    Response,
-    Stream,
-    Timings,
-)
+from topics.server.http.messages import JSON, NO_ROUTE, TIMED, Answer, Deferred, Request, Response, Stream, Timings
 from topics.server.http.request import query_string
 from topics.server.http.request.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.server.limits.loop_holds import Cause

@@ -35,8 +35,7 @@ class RequestLog:
     @classmethod
     def of(cls, settings: "Settings") -> "RequestLog":
         return cls(
-            every=log.is_enabled(logging.DEBUG),
-            slow_ms=settings.slow_request_ms if log.is_enabled(logging.INFO) else 0,
+            every=log.is_enabled(logging.DEBUG), slow_ms=settings.slow_request_ms if log.is_enabled(logging.INFO) else 0
         )
 
     def begin(self, request: Request) -> None:

@@ -257,11 +257,7 @@ def list_jobs(services: Services, call: Call) -> Answer:
     if (state := found.get("state")) is not None and state not in model.JOB_STATES:
         raise invalid(f"state must be one of {', '.join(model.JOB_STATES)}", field="state")
     rows, more = expire_and_list(
-        topic,
-        state=state,
-        after=int(after or 0),
-        limit=limit,
-        now_ms=services.runtime.clock.now_ms(),
+        topic, state=state, after=int(after or 0), limit=limit, now_ms=services.runtime.clock.now_ms()
     )
     queue = leases_of(topic)
     cursor = b"" if more is None else b',"next_cursor":"%b"' % query_string.cursor(str(more)).encode()
