@@ -5,6 +5,8 @@ import logging
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -24,10 +26,20 @@ async def queue(topics: AsyncTopics, name: str) -> str:
     return name
 
 
-async def test_loop_acks_each_job_when_it_asks_for_the_next(topics: AsyncTopics, queue: str) -> None:
+def open_loop(topics: AsyncTopics, form: str, queue: str, **options: Any) -> AsyncIterator[AsyncJob]:
+    if form == "claimed":
+        return topics.jobs(queue, **options)
+    return topics.pushed_jobs(queue, **options)
+
+
+forms = pytest.mark.parametrize("form", ["claimed", "pushed"])
+
+
+@forms
+async def test_loop_acks_each_job_when_it_asks_for_the_next(topics: AsyncTopics, queue: str, form: str) -> None:
     seen = []
     async with asyncio.timeout(LIMIT_S):
-        async for job in topics.jobs(queue):
+        async for job in open_loop(topics, form, queue):
             seen.append(job.data)
             if len(seen) == 3:
                 topics.stop()
@@ -35,16 +47,17 @@ async def test_loop_acks_each_job_when_it_asks_for_the_next(topics: AsyncTopics,
     assert (await topics.topic(queue)).count == 0
 
 
-async def test_job_whose_body_raises_is_given_back(topics: AsyncTopics, queue: str) -> None:
+@forms
+async def test_job_whose_body_raises_is_given_back(topics: AsyncTopics, queue: str, form: str) -> None:
     async def fail() -> None:
-        async for _ in topics.jobs(queue, retry_delay_ms=lambda deliveries: 100):
+        async for _ in open_loop(topics, form, queue, retry_delay_ms=lambda deliveries: 100):
             raise ValueError("bad")
 
     with pytest.raises(ValueError, match="bad"):
         await fail()
     deliveries = {}
     async with asyncio.timeout(LIMIT_S):
-        async for job in topics.jobs(queue):
+        async for job in open_loop(topics, form, queue):
             deliveries[job.data] = job.deliveries
             if len(deliveries) == 3:
                 topics.stop()
@@ -67,10 +80,11 @@ async def test_body_that_acks_or_nacks_itself_is_not_corrected(topics: AsyncTopi
     assert sorted(seen) == [(0, 1), (0, 2), (1, 1), (2, 1)]
 
 
-async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue: str) -> None:
+@forms
+async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue: str, form: str) -> None:
     deliveries = []
     async with asyncio.timeout(LIMIT_S):
-        async for job in topics.jobs(queue, lease_ms=4500):
+        async for job in open_loop(topics, form, queue, lease_ms=4500):
             deliveries.append(job.deliveries)
             if job.data == 0:
                 await until_extended(topics, job)
@@ -79,9 +93,10 @@ async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue:
     assert deliveries == [1, 1, 1]
 
 
-async def test_progress_of_a_job_is_listed(topics: AsyncTopics, queue: str) -> None:
+@forms
+async def test_progress_of_a_job_is_listed(topics: AsyncTopics, queue: str, form: str) -> None:
     async with asyncio.timeout(LIMIT_S):
-        async for job in topics.jobs(queue):
+        async for job in open_loop(topics, form, queue):
             before = job.deadline
             assert await job.progress(0.4, "page 4 of 10")
             [listed] = [one async for one in topics.list_jobs(queue, state="in_flight")]
@@ -102,10 +117,13 @@ async def test_progress_that_no_server_takes_fails_no_job(topics: AsyncTopics, q
             await job.progress(40)
 
 
-async def test_loop_survives_a_server_that_is_away(topics: AsyncTopics, queue: str, server: ServerProcess) -> None:
+@forms
+async def test_loop_survives_a_server_that_is_away(
+    topics: AsyncTopics, queue: str, form: str, server: ServerProcess
+) -> None:
     server.process.send_signal(signal.SIGSTOP)
     async with AsyncTopics(server.url, timeout_s=0.2, retries=0) as impatient:
-        loop = impatient.jobs(queue)
+        loop = open_loop(impatient, form, queue)
         first = asyncio.ensure_future(anext(loop))
         await asyncio.sleep(0.5)
         server.process.send_signal(signal.SIGCONT)

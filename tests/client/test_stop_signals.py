@@ -132,10 +132,11 @@ async def test_one_signal_ends_all_workers_and_loops(server: ServerProcess, name
 
     async with AsyncTopics(server.url) as one, AsyncTopics(server.url) as other:
         tasks = [await work(one, name), await work(other, f"{name}-2")]
-        for queue, begun in ((f"{name}-a", asyncio.Event()), (f"{name}-b", asyncio.Event())):
+        for open_jobs in (one.jobs, one.pushed_jobs):
+            queue, begun = f"{name}-{open_jobs.__name__}", asyncio.Event()
             await one.put_topic(queue, type="queue")
             await one.append(queue, 1)
-            tasks.append(asyncio.create_task(loop_over(one.jobs(queue), begun)))
+            tasks.append(asyncio.create_task(loop_over(open_jobs(queue), begun)))
             await asyncio.wait_for(begun.wait(), WAIT_S)
         signal.raise_signal(signal.SIGTERM)
         await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)

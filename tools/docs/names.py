@@ -74,10 +74,7 @@ WITHOUT_ROUTE = {
     "worker": "`claim`, `ack` and `nack`. A decorator in Python, a call in JavaScript",
     "writer": "`append_many` in the background",
 }
-JAVASCRIPT_ONLY = """\
-| a WebSocket: `GET /v0/ws` | – | `connect` |  |
-| `GET /v0/topics/{topic}/work` | – | `pushedJobs` |  |
-"""
+JAVASCRIPT_ONLY = "| a WebSocket: `GET /v0/ws` | – | `connect` |  |\n"
 OF_CLIENT_OBJECTS = {"commit"}  # takes rows, and no options
 IGNORED = {"signal"}  # in the first table
 
@@ -135,6 +132,7 @@ CALLS: list[tuple[str, Call]] = [
     ("ack", lambda t: t.ack("a", [1], node="w")),
     ("nack", lambda t: t.nack("a", [1], node="w")),
     ("extend", lambda t: t.extend("a", [1], node="w", lease_ms=1000)),
+    ("pushed_jobs", lambda t: t.pushed_jobs("a", handle_signals=False)),
     ("list_jobs", lambda t: t.list_jobs("a")),
     ("redrive", lambda t: t.redrive("a")),
     ("put_router", lambda t: t.put_router("a", source="a", dest="b")),

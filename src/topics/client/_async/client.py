@@ -16,7 +16,7 @@ from topics.client._async.following import AsyncFollowCalls
 from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
 from topics.client._async.transport import AsyncPrefixTransport, AsyncTransport
-from topics.client._async.work import AsyncLeases, AsyncWorker, Handler
+from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
 from topics.client.contexts import default_target
 
@@ -144,6 +144,26 @@ class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
         `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
         return self._leases(topic, node, lease_ms, retry_delay_ms).jobs(handle_signals)
+
+    def pushed_jobs(
+        self,
+        topic: str,
+        *,
+        node: str | None = None,
+        lease_ms: int = 30_000,
+        retry_delay_ms: Callable[[int], int] | None = None,
+        handle_signals: bool | None = None,
+    ) -> AsyncIterator[AsyncJob]:
+        """Yield jobs as `jobs` does, but let the server push them over a stream.
+
+        When the connection ends, the server gives the job to another worker at once.
+
+        async for job in topics.pushed_jobs("emails"):
+            await send(job.data)
+        """
+        leases = self._leases(topic, node, lease_ms, retry_delay_ms)
+        leases.pushes = AsyncPushes(self, self._http, topic, node=leases.node, lease_ms=lease_ms)
+        return leases.jobs(handle_signals)
 
     def _leases(
         self, topic: str, node: str | None, lease_ms: int, retry_delay_ms: Callable[[int], int] | None

@@ -8,24 +8,29 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from topics.client import tracing
 from topics.client._async import tools
-from topics.client._async.queues import AsyncJob, AsyncQueueCalls
-from topics.client._async.transport import BRIEFLY
-from topics.client.call import Backoff
-from topics.client.errors import TopicsError
+from topics.client._async.queues import AsyncJob, AsyncQueueCalls, ClaimedJob
+from topics.client._async.transport import BRIEFLY, AsyncTransport
+from topics.client.call import EVENT_STREAM, Backoff, Request, topic_path
+from topics.client.errors import TopicsError, Unreachable
+from topics.client.items import decode_records
+from topics.client.streams import EventParser, raise_if_final
 
 Handler = Callable[[AsyncJob], Any]
 
 CLAIM_WAIT_MS = 2_000  # a claim waits no longer than this, so that a worker that was stopped ends soon
+SILENCE_S = 35.0  # more than two heartbeats of a stream
 
 log = logging.getLogger("topics.client.worker")
+_decode_job = msgspec.json.Decoder(ClaimedJob)
 
 
 @dataclass(eq=False)
@@ -40,20 +45,24 @@ class AsyncLeases:
     node: str
     lease_ms: int
     delay_ms: Callable[[int], int] | None
+    pushes: AsyncPushes | None = None
     stopping: tools.Event = field(default_factory=tools.Event)
     _held: dict[str, AsyncJob] = field(default_factory=dict)  # by lease
     _ended: tools.Event = field(default_factory=tools.Event)
     _backoff: Backoff = field(default_factory=Backoff)
 
     async def next(self, most: int) -> list[AsyncJob]:
-        """Claim jobs, and hold them. Return none if there were none for a while.
+        """Claim jobs, or wait for pushed ones, and hold them. Return none if there were none for a while.
 
         After a failure that can pass, wait until the next attempt or until `stopping`, and return none.
         """
         try:
-            jobs = await self.client.claim(
-                self.topic, node=self.node, max=most, lease_ms=self.lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
-            )
+            if self.pushes is not None:
+                jobs = await self.pushes.next()
+            else:
+                jobs = await self.client.claim(
+                    self.topic, node=self.node, max=most, lease_ms=self.lease_ms, wait_ms=CLAIM_WAIT_MS, retries=0
+                )
         except TopicsError as error:
             if not error.retryable:
                 raise
@@ -138,6 +147,8 @@ class AsyncLeases:
                 finally:
                     if current is not None and current.is_open:
                         await self.give_back(current)
+                    if self.pushes is not None:
+                        await self.pushes.aclose()
         finally:
             restore_signals()
 
@@ -233,3 +244,44 @@ class AsyncWorker:
                 hook(*arguments)
             except Exception:
                 log.exception("a hook of the worker of %s failed", self.leases.topic)
+
+
+# --- jobs that the server pushes
+
+
+class AsyncPushes:
+    """Jobs that the server pushes over a stream, one at a time: a job that waited unread would lose its lease."""
+
+    def __init__(self, client: AsyncQueueCalls, http: AsyncTransport, topic: str, *, node: str, lease_ms: int) -> None:
+        self._client, self._http, self._topic, self._node = client, http, topic, node
+        path = topic_path(topic, "work", node=node, max=1, lease_ms=lease_ms)
+        self._request = Request("GET", path, accept=EVENT_STREAM)
+        self._open = AsyncExitStack()
+        self._chunks: AsyncIterator[bytes] | None = None
+        self._parser = EventParser()
+
+    async def next(self) -> list[AsyncJob]:
+        try:
+            if self._chunks is None:
+                self._parser = EventParser()
+                self._chunks = await self._open.enter_async_context(
+                    self._http.stream(self._request, silence_s=SILENCE_S)
+                )
+            chunk = await anext(self._chunks, None)
+            if chunk is None:
+                raise Unreachable("the stream has ended", code="stream_ended")
+            jobs = []
+            for event in self._parser.feed(chunk):
+                if event.name == "job":
+                    found = decode_records(_decode_job, event.data)
+                    jobs.append(AsyncJob(self._client, self._topic, self._node, found))
+                elif event.name == "error":
+                    raise_if_final(event.data)
+            return jobs
+        except TopicsError:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        self._chunks = None
+        await self._open.aclose()
