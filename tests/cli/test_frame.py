@@ -90,6 +90,13 @@ def test_group_without_a_command_lists_its_commands(home: Cli) -> None:
     assert "return jobs that were not done" in done.out or "nack" in done.out
 
 
+def test_words_of_other_systems_lead_to_the_command(home: Cli) -> None:
+    for word, name in (("publish", "append"), ("consume", "read"), ("subscribe", "watch"), ("describe", "state")):
+        assert f"did you mean {name}?" in home.pipe(word, "orders").err
+    assert set(tree.SYNONYMS.values()) <= set(tree.ROWS)
+    assert not set(tree.SYNONYMS) & set(tree.ROWS)
+
+
 def test_missing_argument_says_where_to_look(home: Cli) -> None:
     done = home.pipe("append")
     assert (done.status, done.err.splitlines()) == (

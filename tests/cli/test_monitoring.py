@@ -41,11 +41,11 @@ def test_top_draws_once_and_stays_on_the_terminal(cli: Cli) -> None:
     assert (shown.status, "topics top  http" in shown.out, "log sync" in shown.out) == (0, True, True)
 
 
-def test_doctor_finds_nothing_wrong_with_a_healthy_server(cli: Cli, api: Api) -> None:
-    done = cli.pipe("doctor")
+def test_doctor_finds_nothing_wrong_with_a_healthy_server(cli: Cli, api: Api, tmp_path: Path) -> None:
+    done = cli.pipe("doctor", "--data-dir", str(tmp_path))
     found = {row["check"]: row for row in map(json.loads, done.lines)}
     assert done.status == 0
-    assert {"memory", "connections", "descriptors", "address", "server", "version", "clock", "ready"} <= set(found)
+    assert {"settings", "descriptors", "disk", "address", "server", "version", "clock", "ready"} <= set(found)
     assert not [row for row in found.values() if row["level"] == "problem"]
     assert found["server"]["level"] == found["clock"]["level"] == "ok"
 
@@ -98,11 +98,14 @@ def test_doctor_names_damage_that_no_reader_has_met() -> None:
 
 
 def test_doctor_reports_problems_with_fixes(home: Cli) -> None:
-    done = home.pipe("doctor", "--url", "http://127.0.0.1:1")
+    done = home.pipe(
+        "doctor", "--url", "http://127.0.0.1:1", "--data-dir", "/no/such", TOPICS_PORT="70000", TOPICS_PROT="1"
+    )
     found = [json.loads(line) for line in done.lines]
     problems = {row["check"]: row for row in found if row["level"] == "problem"}
-    assert (done.status, set(problems)) == (1, {"server"})
+    assert (done.status, set(problems)) == (1, {"settings", "disk", "server"})
     assert all(row["fix"] for row in found if row["level"] != "ok")
+    assert any("TOPICS_PROT is not a setting; did you mean TOPICS_PORT?" in row["text"] for row in found)
 
 
 def test_consumers_are_set_listed_and_removed(cli: Cli, api: Api) -> None:

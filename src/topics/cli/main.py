@@ -90,8 +90,8 @@ def _help(words: list[str]) -> int:
         return 0 if known else EXIT_USAGE
     from difflib import get_close_matches
 
-    near = get_close_matches(words[0], tree.ROWS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = tree.SYNONYMS.get(words[0]) or next(iter(get_close_matches(words[0], tree.ROWS, n=1)), None)
+    hint = f"did you mean {near}? " if near else ""
     what = "option" if words[0].startswith("-") else "command"
     print(f"topics: there is no {what} {words[0]!r}\nnext: {hint}`topics --help` lists the commands", file=sys.stderr)
     return EXIT_USAGE

@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     ),
     "Monitoring": (
         Row("top", "monitoring.top", "watch a server on one live screen"),
-        Row("doctor", "monitoring.doctor", "check a server, and say how to fix what is wrong"),
+        Row("doctor", "monitoring.doctor", "check a server and this machine, and say how to fix what is wrong"),
         Row("ping", "monitoring.doctor", "ask whether a server is ready, and how long its answer takes"),
     ),
     "Servers": (
@@ -80,6 +80,30 @@ GROUPS: dict[str, tuple[Row, ...]] = {
 }
 
 ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
+
+# What people who know other systems type first, and the command that does it here.
+ALSO_KNOWN_AS = {
+    "append": "add pub publish produce producer push send write put",
+    "read": "cat consume tail fetch scan diff",
+    "watch": "sub subscribe follow listen",
+    "ls": "list topics topic streams",
+    "state": "describe info show stat",
+    "config": "alter set",
+    "rm": "drop remove destroy",
+    "delete": "purge trim erase",
+    "serve": "server start run up",
+    "top": "stats monitor dashboard",
+    "doctor": "status health check diagnose",
+    "queue": "queues job jobs work claim worker",
+    "deliver": "webhook webhooks hook hooks",
+    "router": "routers route mirror",
+    "schedule": "schedules cron crontab timer every",
+    "consumer": "consumers group groups lag",
+    "mcp": "agent agents",
+    "key": "keys token tokens secret",
+    "context": "contexts login profile profiles",
+}
+SYNONYMS = {word: name for name, words in ALSO_KNOWN_AS.items() for word in words.split()}
 
 EXAMPLES = """\
 topics create orders --cap-records 1M     topics append orders '{"sku": "V60"}' --tag order-7

@@ -1,9 +1,12 @@
-"""`topics doctor`: what is wrong with a server, and how to fix it; and `topics ping`."""
+"""`topics doctor`: what is wrong with a server or with this machine, and how to fix it; and `topics ping`."""
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import json
+import os
+import shutil
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +18,7 @@ from topics.cli.command import Call, Command
 from topics.cli.connect import get
 from topics.cli.options import option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
-from topics.cli.output.units import count, duration, size
+from topics.cli.output.units import duration, size
 from topics.cli.tree import Subparsers
 from topics.client.call import LOCAL_HOSTS
 from topics.client.errors import TopicsError
@@ -23,7 +26,7 @@ from topics.plurals import counted
 
 LOW_SHARE = 0.1  # of a limit that is left
 MAX_SKEW_S = 5.0
-LOW_DISK_BYTES = 1 << 30
+FEW_DESCRIPTORS = 4096
 LOOK_AGAIN_S = 1.0
 SEE_LOG = "see the log of the server"
 LIMITS = "raise the cap or TTL with `topics config`, or use --discard reject, if readers still need them"
@@ -115,24 +118,15 @@ def _check_limits(call: Call) -> Iterator[Finding]:
         text = f"the metrics cannot be read: {error.message}"
         yield Finding("limits", "warning", text, "use a key with the scope read")
         return
-    charged = sum((metrics.get("topics_memory_charged_bytes") or {}).values())
-    for check, used, limit, shown, fix in (
-        ("memory", charged, "topics_memory_budget_bytes", size, "TOPICS_MEMORY_BUDGET_BYTES"),
-        (
-            "connections",
-            metrics.get("topics_http_connections", 0),
-            "topics_http_connections_max",
-            count,
-            "TOPICS_MAX_CONNECTIONS",
-        ),
-        ("descriptors", metrics.get("process_open_fds", 0), "process_max_fds", count, "`ulimit -n`"),
-    ):
-        most = metrics.get(limit, 0)
-        is_near = bool(most) and used > most * (1 - LOW_SHARE)
-        yield _warning_if(is_near, check, f"{shown(used)} of {shown(most)}", f"raise {fix} of the server")
-    if (free := metrics.get("topics_disk_free_bytes")) is not None:
-        fix = "free space, or move the directory: a full disk makes the server read-only"
-        yield _warning_if(free < LOW_DISK_BYTES, "disk", f"{size(free)} free for the data directory", fix)
+    memory = sum((metrics.get("topics_memory_charged_bytes") or {}).values())
+    budget = metrics.get("topics_memory_budget_bytes", 0)
+    fix = "raise TOPICS_MEMORY_BUDGET_BYTES, or send smaller requests"
+    text = f"{size(memory)} of {size(budget)} for clients"
+    yield _warning_if(bool(budget) and memory > budget * (1 - LOW_SHARE), "memory", text, fix)
+    used, most = metrics.get("topics_http_connections", 0), metrics.get("topics_http_connections_max", 0)
+    fix = "raise TOPICS_MAX_CONNECTIONS and `ulimit -n` of the server"
+    text = f"{used:,} of {most:,} connections"
+    yield _warning_if(bool(most) and used > most * (1 - LOW_SHARE), "connections", text, fix)
     yield _check_damage(metrics)
     yield from _check_losses(metrics)
     yield from _check_queues(metrics, call)
@@ -189,14 +183,58 @@ def _check_queues(metrics: Mapping[str, Any], call: Call) -> Iterator[Finding]:
             yield Finding("routers", "warning", f"{name} waits for its destination", "`topics router ls` shows why")
 
 
+def _check_disk(directory: str) -> Finding:
+    if not os.path.isdir(directory):
+        return Finding("disk", "problem", f"{directory} does not exist", "correct TOPICS_DATA_DIR or --data-dir")
+    disk = shutil.disk_usage(directory)
+    text = f"{size(disk.free)} of {size(disk.total)} free for {directory}"
+    fix = "free space, or move the directory: a full disk makes the server read-only"
+    return _warning_if(disk.free < disk.total * LOW_SHARE, "disk", text, fix)
+
+
+def _check_machine() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = soft if hard == resource.RLIM_INFINITY else hard
+    fix = f"raise it with `ulimit -n {FEW_DESCRIPTORS * 4}` before `topics serve`"
+    return _warning_if(most < FEW_DESCRIPTORS, "descriptors", f"this shell may open {most:,} files", fix)
+
+
+def _check_settings(directory: str) -> Iterator[Finding]:
+    """Check the settings that `topics serve` would read from this environment, with this directory."""
+    from topics.config import BadSettings, Settings, unknown_variables
+
+    unknown = unknown_variables(os.environ)
+    for line in unknown:
+        yield Finding("settings", "warning", line, "correct or unset the variable")
+    try:
+        Settings.load(os.environ, {"data_dir": directory})
+    except BadSettings as bad:
+        for problem in bad.problems:
+            yield Finding("settings", "problem", problem, "`topics settings` prints the settings in force")
+        return
+    if not unknown:
+        yield Finding("settings", "ok", "the TOPICS_* variables of this shell are valid")
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    default, help = os.environ.get("TOPICS_DATA_DIR") or None, "data directory on this machine, to check its disk"
+    option("--data-dir DIR", f"{help} [TOPICS_DATA_DIR]", default=default)(parser)
+
+
 @Command(
     "doctor",
+    options=(_add_data_dir,),
     request=lambda args: get("/v0/health"),
     details="The exit status is 1 if there is a problem; warnings do not change it.",
     examples="  topics doctor\n  topics doctor --context prod --json\n",
 )
 def doctor(call: Call) -> int:
-    findings = list(_check_server(call))
+    directory = call.args.data_dir
+    disk = [] if directory is None else [_check_disk(directory)]
+    # `serve` may get its directory as an option: a shell that has TOPICS_REPLICA alone is no problem.
+    findings = [*_check_settings(directory or "data"), _check_machine(), *disk, *_check_server(call)]
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         mark = call.screen.paint(*MARKS[finding.level])
