@@ -74,7 +74,7 @@ def main() -> int:
         assert demo.stdout is not None
         url = json.loads(demo.stdout.readline())["url"]
         time.sleep(WARM_UP_S)
-        draw("ls", "topics ls", record(["ls"], url))
+        draw("ls", "topics ls --rates", record(["ls", "--rates"], url))
         draw("top", "topics top", record(["top", "--count", "1"], url))
         env = {**os.environ, "TOPICS_URL": url}
 

@@ -72,7 +72,7 @@ ROWS: dict[str, Row] = {
     "consumer rm": Row("orders old-WAY --yes", "removed old-WAY"),
     "top": Row("--count 1 --every 20ms", "topics top"),
     "doctor": Row("", "server"),
-    "ping": Row("", "ready: answered in"),
+    "ping": Row("--count 1", "delivered"),
     "context add": Row("made-WAY --url http://127.0.0.1:1", "added made-WAY"),
     "context use": Row("here", "commands now use here"),
     "context rm": Row("old-WAY", "removed old-WAY"),

@@ -97,6 +97,11 @@ def test_ls_lists_sizes_jobs_and_lag(cli: Cli, api: Api) -> None:
     assert next(row["topic"] for row in rows(cli.pipe("ls", "list-*", "--sort", "records"))) == "list-a"
 
 
+def test_ls_measures_rates(cli: Cli) -> None:
+    cli.pipe("append", "rates", "1")
+    assert only(cli.pipe("ls", "rates", "--rates", "50ms"))["rate"] == 0
+
+
 def test_rm_asks_on_a_terminal_and_needs_yes_in_a_pipe(cli: Cli) -> None:
     cli.pipe("append", "doomed", "1", "2")
     refused = cli.pipe("rm", "doomed")

@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("settings", "servers.serve", "print the settings of the server"),
     ),
     "Records": (
-        Row("ls", "data.topics", "list topics with their sizes, losses and lag"),
+        Row("ls", "data.topics", "list topics with their sizes, rates, losses and lag"),
         Row("create", "data.topics", "create a topic or a queue"),
         Row("config", "data.topics", "show or change the configuration of a topic"),
         Row("schema", "data.schema", "show, set and infer the schema of a topic, and write its types"),
@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[Row, ...]] = {
     "Monitoring": (
         Row("top", "monitoring.top", "watch a server on one live screen"),
         Row("doctor", "monitoring.doctor", "check a server and this machine, and say how to fix what is wrong"),
-        Row("ping", "monitoring.doctor", "ask whether a server is ready, and how long its answer takes"),
+        Row("ping", "monitoring.ping", "measure how long an append and its delivery take"),
     ),
     "Servers": (
         Row("context", "servers.context", "name servers, and choose the one that commands use"),

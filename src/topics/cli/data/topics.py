@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from topics.cli.output.units import (
     parse_duration,
     parse_seqs,
     parse_size,
+    rate,
     size,
 )
 from topics.cli.tree import Subparsers
@@ -164,6 +166,7 @@ TOPIC_COLUMNS: Columns = {
     "head>": lambda row: count(row["head_seq"]),
     "lag>": lambda row: highlighted(row["lag"], "yellow") if "lag" in row else "",
     "lost>": lambda row: Styled(count(row["lost"]), "red") if row.get("lost") else "",
+    "rate>": lambda row: rate(row["rate"]),
     "jobs": lambda row: (
         f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
     ),
@@ -174,15 +177,19 @@ TOPIC_COLUMNS: Columns = {
     "ls",
     options=(
         option("[PATTERN]", "a prefix, or a pattern such as 'chat-*'", default="", completes="topics"),
-        option("--sort", "order [name]", choices=("name", "records", "size", "lag"), default="name"),
+        option("--rates DURATION", "measure the records per second over this time [1s]", nargs="?", const=1000),
+        option("--sort", "order [name]", choices=("name", "records", "size", "rate", "lag"), default="name"),
     ),
     request=lambda args: get("/v0/topics", prefix=args.pattern.partition("*")[0] or None, details=True),
     details="The lag is that of the slowest router or named consumer that reads the topic.",
-    examples="  topics ls\n  topics ls 'chat-*' --sort size\n  topics ls | jq -r .topic\n",
+    examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
 )
 def ls(call: Call) -> None:
     found = _listed(call)
     _add_jobs_and_lag(call, found)
+    window_ms = call.args.rates or (1000 if call.args.sort == "rate" else 0)
+    if window_ms:
+        _add_rates(call, found, window_ms)
     rows = sorted(found.values(), key=lambda row: row["topic"])
     if call.args.sort != "name":
         member = {"records": "count", "size": "bytes"}.get(call.args.sort, call.args.sort)
@@ -190,6 +197,8 @@ def ls(call: Call) -> None:
     shown = dict(TOPIC_COLUMNS)
     if not any(row.get("lost") for row in rows):
         del shown["lost>"]
+    if not window_ms:
+        del shown["rate>"]
     call.screen.rows(rows, shown, empty="no topics; `topics append NAME 'hello'` creates one")
     if call.screen.is_human and rows:
         records, total = sum(row["count"] for row in rows), sum(row["bytes"] for row in rows)
@@ -208,6 +217,15 @@ def _add_jobs_and_lag(call: Call, found: Topics) -> None:
     for topic, row in found.items():
         row |= {"lag": lags[topic]} if topic in lags else {}
         row |= {name: row["queue"][name] for name in ("ready", "in_flight")} if "queue" in row else {}
+
+
+def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
+    began = time.monotonic()
+    time.sleep(window_ms / 1000)
+    later, took_s = _listed(call), time.monotonic() - began
+    for topic, row in found.items():
+        now = later.get(topic, row)
+        row["rate"] = round(max(now["head_seq"] - row["head_seq"], 0) / took_s, 1)
 
 
 # --- create and config

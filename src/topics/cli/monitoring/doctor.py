@@ -1,17 +1,14 @@
-"""`topics doctor`: what is wrong with a server or with this machine, and how to fix it; and `topics ping`."""
+"""`topics doctor`: what is wrong with a server or with this machine, and how to fix it."""
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import os
 import shutil
-import ssl
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from topics import __version__
 from topics.cli.command import Call, Command
@@ -19,8 +16,6 @@ from topics.cli.connect import get
 from topics.cli.options import option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
 from topics.cli.output.units import duration, size
-from topics.cli.tree import Subparsers
-from topics.client.call import LOCAL_HOSTS
 from topics.client.errors import TopicsError
 from topics.plurals import counted
 
@@ -245,52 +240,4 @@ def doctor(call: Call) -> int:
     return EXIT_FAILED if any(finding.level == "problem" for finding in findings) else EXIT_DONE
 
 
-# --- ping
-
-PROBE_S = 4.0
-
-
-@Command(
-    "ping",
-    options=(
-        option(
-            "--ready WHAT", "whether the server can read, write, or either [any]", choices=("read", "write", "any"),
-            default="any",
-        ),
-    ),
-    request=lambda args: get("/v0/ready", **({} if args.ready == "any" else {"for": args.ready})),
-    details="For a probe: it needs no key, and accepts any certificate of an address of this machine. The exit status "
-    "is 1 if the server is not ready.",
-    examples="  topics ping\n  topics ping --ready write    exit status 0 if the server takes writes\n",
-)  # fmt: skip
-def ping(call: Call) -> int:
-    """Print whether the server is ready, and why not. The scheme may be wrong: a probe has no context."""
-    parts = urlsplit(call.server.target.url)
-    is_here = parts.hostname in LOCAL_HOSTS
-    answer: dict[str, Any] = {}
-    began_s = time.perf_counter()
-    for scheme in dict.fromkeys((parts.scheme, "https", "http")) if is_here else (parts.scheme,):
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PROBE_S)
-        if scheme == "https":
-            context = ssl.create_default_context()
-            if is_here:  # it names the service, and nothing secret is sent
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=PROBE_S, context=context)
-        try:
-            connection.request("GET", call.request(call.args).path)
-            answer = json.loads(connection.getresponse().read())
-            break
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            answer = {"error": {"message": f"{call.server.target.url} does not answer: {error}"}}
-        finally:
-            connection.close()
-    ready, took_ms = answer.get("status") == "ready", round((time.perf_counter() - began_s) * 1000, 3)
-    why = answer.get("error", {}).get("message", "")
-    text = f"ready: answered in {duration(took_ms)}" if ready else f"not ready: {why}"
-    call.screen.result({"ready": ready, "reason": why or None, "took_ms": took_ms}, text)
-    return EXIT_DONE if ready else EXIT_FAILED
-
-
-def register(subparsers: Subparsers) -> None:
-    doctor.register(subparsers)
-    ping.register(subparsers)
+register = doctor.register

@@ -32,7 +32,7 @@ MAIL_NODE = "mailer"
 
 TOUR = (
     ("topics top", "everything at once: rates, lag, jobs, losses"),
-    ("topics ls", "the topics of the shop"),
+    ("topics ls --rates", "the topics of the shop"),
     ("topics read orders --last 5 -f", "orders as they come"),
     ("topics read clicks --from 1 --limit 3", "a capped topic: the gap says which records were lost"),
     ("topics queue ls", "emails to send; one address always fails"),
