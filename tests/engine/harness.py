@@ -17,7 +17,7 @@ from topics.engine.write.commit import Log, LogRefused, Ticket
 from topics.model.records import Limits, NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage.fs import Fs
-from topics.storage.log.frame import Frames, parts_of
+from topics.storage.log.frame import Frames, LargeFrame, parts_of
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
@@ -36,11 +36,30 @@ class FakeLog(Log):
         self.write_fails = False
         self.sync_fails = False
         self.syncs: list[Callable[[], None]] = []
+        self.holds_large = False  # whether a large write ends only when the test says `finish_large`
+        self.large: tuple[list[Frames], Callable[[], None]] | None = None
 
-    def write(self, frames: list[Frames]) -> None:
+    def write(self, frames: list[bytes]) -> None:
         if self.write_fails:
             raise LogRefused("no space left")
+        self.frames += frames
+
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        if self.write_fails:
+            raise LogRefused("no space left")
+        self.large = frames, done
+        if not self.holds_large:
+            self.finish_large()
+
+    def finish_large(self) -> None:
+        if self.large is None:
+            return
+        (frames, done), self.large = self.large, None
+        for frame in frames:
+            if isinstance(frame, LargeFrame):
+                frame.seal()
         self.frames += [b"".join(parts_of([frame])) for frame in frames]
+        done()
 
     def sync(self, done: Callable[[], None]) -> None:
         self.syncs.append(done)

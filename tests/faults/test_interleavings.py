@@ -37,7 +37,7 @@ class Race:
         self.rng = Random(seed)
         self.faults = faults
         self.classes = classes  # whether topics change their durability class
-        self.large = large  # whether appends are rendered in steps
+        self.large = large  # whether appends are written on another thread
         self.seed = seed
         self.lives = True  # since the start: "none" is a mode to judge it by
         self.reverts = reverts  # whether a failed sync takes back what was not synced: like a power loss
@@ -49,11 +49,12 @@ class Race:
             self.server.turn()
 
     def start(self, disk: SimDisk, **same: Any) -> None:
-        self.sync, self.store = DeferredWorker(), DeferredWorker()
+        self.sync, self.store, self.write = DeferredWorker(), DeferredWorker(), DeferredWorker()
         self.server = SimServer.start(
             disk,
             sync_worker=self.sync,
             store_worker=self.store,
+            write_worker=self.write,
             gather_turns=self.seed % 3,
             **same,
         )
@@ -118,8 +119,12 @@ class Race:
         if roll < 0.5:
             n, size, flush = rng.choice([2, 9]), rng.choice([0, 0, 900]), rng.random() < 0.7
             self.client.append(name, n, size=size, flush=flush, in_steps=True, durability=TOPICS[name])
-        elif roll < 0.6 and self.faults:
-            self.server.disk.fail(at=len(self.server.disk.calls), op="pwrite", short=rng.random() < 0.5)
+        elif roll < 0.8:
+            self.write.run(2)
+        elif roll < 0.9:
+            self.write.work()
+        elif self.faults:
+            self.server.disk.fail(at=len(self.server.disk.calls), op="pwritev", short=rng.random() < 0.5)
 
     def break_something(self) -> None:
         """Let a call that writes fail, or end all failures. An `open` fails only for a file that is being created."""
@@ -143,10 +148,12 @@ class Race:
         for _ in range(4):
             self.server.turn()
             self.server.turn()
+            self.write.run_all()
             self.server.engine.flush()
             self.sync.run_all()
             self.store.run_all()
             self.server.tick()
+        self.write.run_all()
         self.sync.run_all()
 
     def check_crash(self, mode: str) -> None:

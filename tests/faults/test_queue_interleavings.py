@@ -290,7 +290,7 @@ class Race:
     def kill(self) -> None:
         """Compare a server that is killed now with this one, once all its pending entries have taken effect."""
         self.engine.flush()
-        self.engine.commits.flush()
+        self.engine.commits.flush_now()
         after = self.server.next(self.server.disk.clone().crash("keep"))
         with patch.object(self.engine.queues.dead_letters, "move", lambda *_: None):  # it would stage one after a nack
             self.settle()

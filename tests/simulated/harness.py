@@ -141,7 +141,7 @@ class SimServer:
 
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
-                 store_worker: Worker | None = None,
+                 store_worker: Worker | None = None, write_worker: Worker | None = None,
                  gather_turns: int = 0, cold_dir: str | None = None, hot_segments: int = 0, rewrite_percent: int = 0,
                  max_copies: int = 10_000) -> None:  # fmt: skip
         self.disk = disk
@@ -162,6 +162,7 @@ class SimServer:
             file_bytes=wal_file_bytes,
             worker=InlineWorker() if sync_worker is None else sync_worker,
             clock=self.clock,
+            writer=write_worker,
         )
         self.store = Store(
             self._dir,

@@ -1,4 +1,4 @@
-"""Large appends: rendered in steps, and otherwise the same as any append."""
+"""Large appends: rendered in steps, written on another thread, and otherwise the same as any append."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from topics.engine.state.topics import SegmentLimits
 from topics.engine.steps import run_all
 from topics.engine.write.append import LARGE_TRIES
 from topics.engine.write.apply import ALONE_BYTES
-from topics.engine.write.commit import Ticket
+from topics.engine.write.commit import Halted, Ticket
 from topics.engine.write.render import PIECE_BYTES
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, PlainRecord, PlainWriteRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage.log import entry as log_entry
+from topics.storage.log import frame
 
 MIB = 1 << 20
 SEGMENTS = SegmentLimits(max_events=1000, max_bytes=64 * MIB)
@@ -175,8 +176,38 @@ def test_invalid_records_are_refused(records, message):
 # --- the log
 
 
+def test_other_writes_form_the_next_batch_while_a_large_one_is_written():
+    bench = Bench(a=DISK, b=DISK)
+    bench.log.holds_large = True
+    large = append_large(bench.engine, "a", write(*numbered(3)))
+    bench.engine.flush()
+    later = [bench.engine.append(name, write()) for name in ("a", "b", "a")]
+    bench.engine.flush()
+    assert not any(ticket.done for ticket in (large, *later))
+    assert bench.log.frames == []
+    bench.log.finish_large()
+    assert [ticket.done for ticket in (large, *later)] == [True, False, False, False]
+    bench.engine.flush()
+    assert [(ticket.value().first, ticket.value().last) for ticket in (large, *later)] == [
+        (1, 3),
+        (4, 4),
+        (1, 1),
+        (5, 5),
+    ]
+    assert [head.first for blob in bench.log.frames for head in frames(blob)] == [1, 4, 1]
+
+
+def frames(blob: bytes) -> list[frame.Head]:
+    found, at = [], 0
+    while at < len(blob):
+        part, at = frame.decode(memoryview(blob), at)
+        found.append(part.head)
+    return found
+
+
 def test_log_that_refuses_a_large_write_accepts_the_next():
     bench = Bench(a=DISK, e=EPHEMERAL)
+    bench.log.holds_large = True
     large = append_large(bench.engine, "a", write(*numbered(3), idempotency_key="k"))
     later = bench.engine.append("a", write())
     small = bench.engine.append("e", write())  # in the same batch; needs no log
@@ -186,17 +217,44 @@ def test_log_that_refuses_a_large_write_accepts_the_next():
     assert is_refused(later)
     assert small.value().first == 1
     bench.log.write_fails = False
+    bench.log.holds_large = False
     again = append_large(bench.engine, "a", write(*numbered(3), idempotency_key="k"))
     bench.turn()
     assert (again.value().first, again.value().deduped) == (1, False)
     assert bench.engine.commits.pending_bytes == 0
 
 
+def test_sync_that_fails_during_a_large_write_answers_none():
+    bench = Bench(f=FSYNC)
+    bench.log.holds_large = True
+    waiting = bench.engine.append("f", write())
+    bench.engine.flush()  # written; its sync is under way
+    large = append_large(bench.engine, "f", write(*numbered(3)))
+    bench.engine.flush()
+    staged = bench.engine.append("f", write())
+    bench.log.sync_fails = True
+    with pytest.raises(Halted):
+        bench.log.finish()
+    assert not any(ticket.done for ticket in (waiting, large, staged))
+
+
+def test_sync_waits_for_a_large_write():
+    bench = Bench(a=DISK)
+    bench.log.holds_large = True
+    large = append_large(bench.engine, "a", write(*numbered(3)))
+    bench.engine.flush()
+    later = bench.engine.append("a", write())
+    bench.engine.commits.sync()
+    assert (large.value().first, later.value().first) == (1, 4)
+
+
 def test_second_write_with_the_key_of_a_large_one_under_way_gets_its_answer():
     bench = Bench(a=FSYNC)
+    bench.log.holds_large = True
     large = append_large(bench.engine, "a", write(*numbered(3), idempotency_key="k"))
     bench.engine.flush()
     twin = bench.engine.append("a", write(*numbered(3), idempotency_key="k"))
+    bench.log.finish_large()
     bench.turn()
     assert (large.value().first, large.value().last, large.value().deduped) == (1, 3, False)
     assert (twin.value().first, twin.value().last, twin.value().deduped) == (1, 3, True)
@@ -204,6 +262,7 @@ def test_second_write_with_the_key_of_a_large_one_under_way_gets_its_answer():
 
 def test_large_append_creates_its_topic_in_one_entry():
     bench = Bench()
+    bench.log.holds_large = True
     request = write(*numbered(3), config=DISK)
     large = append_large(bench.engine, "new", request)
     bench.engine.flush()

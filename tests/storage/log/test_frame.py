@@ -93,6 +93,7 @@ def test_a_frame_inside_the_body_of_a_damaged_one_is_found_only_where_it_begins(
 def test_a_large_frame_has_the_bytes_of_any_frame(head, body, pin):
     before, mark = frame.encode(1, 2, 3, 4, pin), frame.encode(5, 6, 7, 8, b"mark")
     large = mark + frame.LargeFrame(*head, *map(memoryview, body), after=before)
+    large.seal()
     whole = mark + frame.encode(*head, *body, after=before)
     assert b"".join(frame.parts_of([FRAME, large, FRAME])) == FRAME + whole + FRAME
     assert len(large) == len(whole)

@@ -10,8 +10,8 @@ from tests.simulated.clock import SimClock
 from tests.simulated.disk import FOREVER, SimDisk
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame, walfile
-from topics.storage.log.background import LogRefused
-from topics.storage.log.wal import WARM_BYTES, Wal
+from topics.storage.log.background import WARM_BYTES, LogRefused
+from topics.storage.log.wal import Wal
 from topics.storage.worker import InlineWorker
 
 Done = Callable[[Exception | None], None]
@@ -37,12 +37,14 @@ class Queue:
             self.step()
 
 
-def open_wal(*, file_bytes: int = 65_536, fails: str | None = None) -> tuple[Wal, Queue, SimDisk]:
+def open_wal(
+    *, file_bytes: int = 65_536, writer: Queue | None = None, fails: str | None = None
+) -> tuple[Wal, Queue, SimDisk]:
     disk = SimDisk(seed=1)
     datadir = DataDir(disk, "/data")
     datadir.open()
     queue = Queue()
-    wal = Wal(datadir, file_bytes=file_bytes, worker=queue, clock=SimClock())
+    wal = Wal(datadir, file_bytes=file_bytes, worker=queue, clock=SimClock(), writer=writer)
     if fails is not None:
         disk.fail(op=fails, path="/data/wal*", times=2)
     wal.begin(1, resume=(0, 0))
@@ -178,32 +180,70 @@ def entries(disk: SimDisk) -> list[int]:
     return [found.frame.head.first for found in walfile.scan(newest) if isinstance(found, walfile.FoundFrame)]
 
 
+def test_a_large_write_is_in_the_log_when_its_thread_has_ended() -> None:
+    writer, outcomes = Queue(), []
+    wal, _, disk = open_wal(writer=writer)
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    wal.warm(100)
+    wal.write_large([large_frame(2, b"b" * 100), frame.encode(4, 1, 3, 1, b"c")], lambda: outcomes.append(None))
+    assert (entries(disk), outcomes) == ([1], [])
+    writer.run()
+    assert (entries(disk), outcomes) == ([1, 2, 3], [None])
+    wal.write([frame.encode(4, 1, 4, 1, b"d")])
+    assert entries(disk) == [1, 2, 3, 4]
+
+
+def test_the_owner_can_finish_a_large_write_before_its_thread() -> None:
+    writer, outcomes = Queue(), []
+    wal, _, disk = open_wal(writer=writer)
+    wal.write_large([large_frame(1, b"b" * 100)], lambda: outcomes.append(None))
+    wal.finish_large()
+    assert (entries(disk), outcomes) == ([1], [None])
+    wal.write([frame.encode(4, 1, 2, 1, b"c")])
+    writer.run()
+    assert (entries(disk), outcomes) == ([1, 2], [None])
+
+
+def test_a_large_write_that_fails_ends_the_log() -> None:
+    writer, outcomes = Queue(), []
+    wal, _, disk = open_wal(writer=writer)
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
+    disk.fail(op="pwritev", times=1, short=True)
+    wal.write_large([large_frame(2, b"b" * 100)], lambda: outcomes.append(True))
+    with pytest.raises(OSError, match="Input/output"):
+        writer.run()
+    assert (entries(disk), outcomes) == ([1], [])
+
+
 def test_a_large_write_that_does_not_fit_goes_into_the_next_file() -> None:
     wal, _, disk = open_wal(file_bytes=4096)
     wal.write([frame.encode(4, 1, 1, 1, b"a")])
-    wal.write([large_frame(2, b"b" * 80_000)])
+    wal.write_large([large_frame(2, b"b" * 8000)], lambda: None)
     assert (entries(disk), wal.number) == ([2], 2)
 
 
 def test_a_large_write_finds_a_file_that_is_large_enough() -> None:
-    wal, queue, disk = open_wal(file_bytes=4096)
-    wal.warm(80_000)
+    writer = Queue()
+    wal, queue, disk = open_wal(file_bytes=4096, writer=writer)
+    wal.warm(8000)
     queue.run()
+    writer.run()
     allocated = len([call for call in disk.calls if call.op == "allocate"])
-    wal.write([large_frame(2, b"b" * 80_000)])
+    wal.write_large([large_frame(2, b"b" * 8000)], lambda: None)
+    writer.run()
     assert (entries(disk), wal.number) == ([2], 2)
     assert len([call for call in disk.calls if call.op == "allocate"]) == allocated
-    assert disk.contents(newest_of(disk))[81_000:] == bytes(80_000 + WARM_BYTES - 81_000)
+    assert disk.contents(newest_of(disk))[9000:] == bytes(8000 + WARM_BYTES - 9000)
 
 
 def test_the_file_after_a_large_write_is_as_large() -> None:
     wal, queue, disk = open_wal(file_bytes=4096)
-    wal.warm(80_000)
+    wal.warm(8000)
     queue.run()
-    wal.write([large_frame(1, b"b" * 80_000)])
+    wal.write_large([large_frame(1, b"b" * 8000)], lambda: None)
     wal.tick()
     queue.run()
-    assert len(disk.contents(newest_of(disk))) == 80_000 + WARM_BYTES
+    assert len(disk.contents(newest_of(disk))) == 8000 + WARM_BYTES
     wal.write([frame.encode(4, 1, 2, 1, b"c" * 3000)])
     wal.tick()
     queue.run()
@@ -214,12 +254,12 @@ def test_a_file_that_is_prepared_already_is_enlarged_and_synced() -> None:
     wal, queue, disk = open_wal(file_bytes=4096)
     wal.prepare()
     queue.run()
-    wal.warm(80_000)
+    wal.warm(8000)
     assert not wal.prepare(), "the file is being enlarged"
     queue.run()
     path = newest_of(disk)
-    assert len(disk.contents(path)) == 80_000 + WARM_BYTES
-    assert len(disk.clone().crash("lose").contents(path)) == 80_000 + WARM_BYTES
+    assert len(disk.contents(path)) == 8000 + WARM_BYTES
+    assert len(disk.clone().crash("lose").contents(path)) == 8000 + WARM_BYTES
     wal.rotate()
     assert wal.number == 2
 
@@ -229,7 +269,7 @@ def test_a_file_that_cannot_be_enlarged_is_replaced() -> None:
     wal.prepare()
     queue.run()
     disk.fail(op="sync", times=1)
-    wal.warm(80_000)
+    wal.warm(8000)
     queue.run()
     wal.rotate()
     wal.write([frame.encode(4, 1, 1, 1, b"a")])
@@ -241,7 +281,7 @@ def test_a_file_is_used_as_it_is_if_there_is_no_space_to_enlarge_it() -> None:
     wal.prepare()
     queue.run()
     disk.fail(op="allocate", error=errno.ENOSPC, times=FOREVER)  # nor could another file be created
-    wal.warm(80_000)
+    wal.warm(8000)
     queue.run()
     wal.rotate()
     wal.write([frame.encode(4, 1, 1, 1, b"a")])

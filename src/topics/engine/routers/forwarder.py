@@ -233,7 +233,7 @@ class Forwarder:
         if not able or edge.cyclic:
             if not logs:  # a logged step has the losses in its own frames
                 self.losing(links, upto, entry)
-                self._staging.commits.flush()
+                self._staging.commits.flush_now()
             return True
         ahead = [other for other in able if other not in self._due.waiting]
         for other in ahead:

@@ -171,6 +171,8 @@ class Appends:
             self._hold_names(topic, names, ticket)
         commits.stage(ticket)
         commits.turn_ms = now
+        if blob is not None:
+            commits.has_large = True
         self.warning = warning
         return ticket
 
@@ -213,6 +215,8 @@ class Appends:
             staging.land(topic, entry)
             return Appended(topic, entry.first, entry.last, topic.head, created=True)
 
+        if blob is not None:
+            self._commits.has_large = True
         return staging.stage_create(create, take_effect, append=entry)
 
     def _take_effect(self, ticket: Ticket) -> Appended:

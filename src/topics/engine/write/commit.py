@@ -2,7 +2,7 @@
 
 docs/invariants.md, section Log and effect, says what holds here. Single records that are appended to one topic in one
 turn share an entry: the first leads, and the others follow it into the log and into the topic, at a fraction of the
-cost.
+cost. A batch with a large append is written on another thread; entries that are staged meanwhile form the next batch.
 
 With a replica there is a second gate, after the sync: see `uploads`. No call waits for it.
 
@@ -55,7 +55,9 @@ class Commits:
         # Raises the ceiling of a topic for a ticket whose seqs come near it: `Ceilings.guard`, if there is a log.
         self.guard: Callable[[Topic, Ticket, int], None] | None = None
         self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
+        self.has_large = False  # whether a large append is staged
         self._staged: list[Ticket] = []
+        self._writing: list[Ticket] | None = None  # the batch that is written on another thread
         self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
         self._syncing: list[Ticket] = []  # waiting for the sync that runs
         self.uploads = Uploads(self)
@@ -131,11 +133,16 @@ class Commits:
             self.before_change(topic)
 
     def flush(self) -> None:
-        """Write all staged frames, and apply the tickets that need not wait for a sync."""
+        """Write all staged frames, and apply the tickets that need not wait for a sync.
+
+        While a large write is pending, what is staged waits for its end. `flush_now` waits, too.
+        """
         batch = self._staged
         if not batch:
             return
         self.turn_ms = 0
+        if self._writing is not None:
+            return
         self._staged = []
         if self.uploads.are_staged:
             batch = self.uploads.without_refused(batch)
@@ -152,16 +159,27 @@ class Commits:
                 if ticket.frame is not None:
                     frames.append(ticket.frame)
             began = self.tick_ns()
+            has_large, self.has_large = self.has_large, False
             try:
+                if frames and has_large:
+                    self._writing = batch
+                    self.wal.write_large(frames, lambda: self._large_written(batch, began))
+                    return
                 if frames:
                     self.wal.write(frames)
             except LogRefused as failure:
+                self._writing = None
                 # Tickets without a frame are refused if their seqs follow those of a ticket with one.
                 self.refuse([one for one in batch if one.frame is not None or one.gated or one.behind], failure)
                 batch = [ticket for ticket in batch if not ticket.done]
             self._logged(batch, self.tick_ns() - began)
         except Exception as failure:  # what the log has of this batch is unknown
             self._halt(failure)
+
+    def _large_written(self, batch: list[Ticket], began_ns: int) -> None:
+        self._writing = None
+        self._logged(batch, self.tick_ns() - began_ns)
+        self.flush_soon()
 
     def _logged(self, batch: list[Ticket], took_ns: int) -> None:
         """Apply the tickets of the batch that was just written, except for those that wait for a sync."""
@@ -182,10 +200,16 @@ class Commits:
         if self._written and not self._gathering:
             self._gather()
 
+    def flush_now(self) -> None:
+        """Write everything that is staged, and wait for large writes."""
+        self.wal.finish_large()
+        self.flush()
+        self.wal.finish_large()
+
     def sync(self) -> None:
         """Write and sync everything that is staged, now. All tickets are done afterwards, or wait for an upload."""
         self._land()
-        self.flush()
+        self.flush_now()
         if self._syncing or self._written:
             waiting = self._syncing + self._written
             self._syncing, self._written = [], []
@@ -255,6 +279,11 @@ class Commits:
         if self._written or self._syncing:
             self._release()
         self._land()
+
+    def flush_soon(self) -> None:
+        """Write what is staged at the end of this turn: it was held back."""
+        if self._staged:
+            self.schedule(self.flush)
 
     def _release(self) -> None:
         """Release tickets that only waited behind a gated ticket of the same topic.

@@ -43,6 +43,9 @@ class FollowedLog(Log):
     def write(self, frames: list[Frames]) -> None:
         raise LogRefused("this server is a standby")
 
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        self.write(frames)
+
 
 class StandbyService(StoreHost):
     """The standby of one server, until it takes over, or has to load its state again."""

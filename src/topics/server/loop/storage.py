@@ -165,7 +165,11 @@ class Storage(StoreHost):
         self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State
     ) -> None:
         self._sync_worker = ThreadWorker(loop, "topics-sync")
-        self.wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=clock)
+        self._write_worker = ThreadWorker(loop, "topics-write")
+        self.wal = Wal(
+            datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=clock,
+            writer=self._write_worker,
+        )  # fmt: skip
         super().__init__(
             settings, clock, loop, datadir, state, self.wal, rewrite_percent=settings.rewrite_removed_percent
         )
@@ -285,7 +289,7 @@ class Storage(StoreHost):
             failure = self.store.retries.reason or self.wal.read_only or "the log is not complete"
         await self.after_checkpoint()
         self.store.remove_kept()
-        for worker in (self._store_worker, self._sync_worker):
+        for worker in (self._store_worker, self._write_worker, self._sync_worker):
             await worker.close()
         await asyncio.sleep(0)  # run the callbacks that the workers reported last
         self.store.close()

@@ -1,14 +1,17 @@
-"""The log as the engine uses it, and the reasons why it refuses frames."""
+"""The log as the engine uses it, the reasons why it refuses frames, and large writes on other threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Lock
 from typing import NoReturn
 
 from topics.errors import Code
 from topics.storage.fs import File
-from topics.storage.log.frame import Frames
+from topics.storage.log.frame import Frames, LargeFrame, parts_of
+
+WARM_BYTES = 1 << 20
 
 
 class LogRefused(Exception):
@@ -46,8 +49,15 @@ class Log:
     def write(self, frames: list[Frames]) -> None:
         """Write all frames in order to the operating system, or raise `LogRefused` and write none."""
 
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        """Do the same on another thread, then call `done`. Until then nothing else is written."""
+        done()
+
     def warm(self, size_bytes: int) -> None:
         """Prepare for a large write of this size: nothing depends on it but the time that it takes."""
+
+    def finish_large(self) -> None:
+        """Wait for the pending large write, if there is one: its `done` is called before this returns."""
 
     def sync(self, done: Callable[[], None]) -> None:
         """Make everything written so far durable, then call `done`."""
@@ -59,6 +69,39 @@ class Log:
     def after_sync(self, done: Callable[[], None]) -> None:
         """Call `done` once a later sync has made everything written so far durable."""
         done()
+
+
+class LargeWrite:
+    """A write of frames that a worker runs, or the owner if that cannot wait for the worker."""
+
+    def __init__(self, frames: list[Frames], file: File, at: int, report: Callable[[Exception | None], None]) -> None:
+        self._frames = frames
+        self._file = file
+        self._at = at
+        self._report = report
+        self._lock = Lock()
+        self._run = self._reported = False
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Write, unless another thread has done so. Wait for a thread that is about to."""
+        with self._lock:
+            if not self._run:
+                self._run = True
+                try:
+                    for frame in self._frames:
+                        if isinstance(frame, LargeFrame):
+                            frame.seal()
+                    self._file.pwritev(parts_of(self._frames), self._at)
+                except Exception as error:
+                    self._error = error
+
+    def end(self) -> None:
+        """Report the outcome once, on the owner's thread, as soon as there is one."""
+        self.run()
+        if not self._reported:
+            self._reported = True
+            self._report(self._error)
 
 
 def reason_of(error: Exception) -> str:

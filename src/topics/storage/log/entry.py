@@ -162,8 +162,8 @@ def encode_all(entries: Sequence[Entry]) -> bytes:
 
 
 def encode_large(entry: Append, *, after: bytes = b"") -> frame.Frames:
-    """Return the same without a copy of the records, if these are a view and many."""
-    if not isinstance(entry.blob, memoryview) or len(entry.blob) < frame.JOIN_BYTES:
+    """Return the same without a copy of the records, if these are a view."""
+    if not isinstance(entry.blob, memoryview):
         return encode(entry, after=after)
     parts = _encode((entry.ts, entry.sizes, entry.tags, entry.nodes, entry.metas, entry.key, entry.extras))
     body = _pack_size(len(parts)), parts, entry.blob

@@ -37,7 +37,6 @@ MORE = 0x80  # the next frame belongs to the same write
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
 NOTHING = 0  # the kind that a reader gets for a refused frame
-JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
 LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
 
 Buffer = bytes | bytearray | memoryview
@@ -64,9 +63,12 @@ class Frame(NamedTuple):
 
 
 class LargeFrame:
-    """A frame with a large body, behind other frames: in parts, so that the body is not copied."""
+    """A frame with a large body, behind other frames: in parts, so that the body is not copied.
 
-    __slots__ = ("_after", "_body", "_guarded", "_head")
+    The parts may change until `seal`, which takes some ten milliseconds for 64 MiB and lets other threads run.
+    """
+
+    __slots__ = ("_after", "_body", "_guarded", "_head", "_sum")
 
     def __init__(self, kind: int, topic_id: int, first: int, count: int, *body: Buffer, after: bytes = b"") -> None:
         self._after = after
@@ -74,13 +76,18 @@ class LargeFrame:
         self._head = head = _pack_head(kind, topic_id, first, count)
         length = _pack_length(sum(map(len, body)))
         self._guarded = b"".join((length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head))
+        self._sum = b""
 
-    def parts(self) -> list[Buffer]:
-        """Return the parts as they are now, with their checksum, which takes some milliseconds for 64 MiB."""
+    def seal(self) -> None:
+        """Compute the checksum. Any thread may do so."""
         guard = xxhash.xxh3_64(self._guarded)
         for part in (*self._body, self._head):
             guard.update(part)
-        return [self._after + MAGIC + self._guarded, *self._body, self._head + _pack_sum(guard.intdigest(), LAST)]
+        self._sum = _pack_sum(guard.intdigest(), LAST)
+
+    def parts(self) -> list[Buffer]:
+        assert self._sum, "the frame is not sealed"
+        return [self._after + MAGIC + self._guarded, *self._body, self._head + self._sum]
 
     def __len__(self) -> int:
         return len(self._after) + OVERHEAD_BYTES + sum(map(len, self._body))

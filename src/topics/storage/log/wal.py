@@ -1,8 +1,8 @@
 """The write-ahead log: one stream of frames for all topics, in numbered files.
 
-Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own. Files are reserved
-in full before they are used, and the next one is prepared while the last one fills, so that a write finds its space
-waiting.
+Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own, and so do large
+writes. Files are reserved in full before they are used, and the next one is prepared while the last one fills, so that
+a write finds its space waiting.
 
     state      when                                   frames                        next state
     open       there is a file                        written                       read-only, failed, stopped
@@ -33,8 +33,8 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import walfile
-from topics.storage.log.background import Fenced, Log, LogRefused, close_quietly, reason_of
-from topics.storage.log.frame import JOIN_BYTES, Frames, parts_of
+from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, Log, LogRefused, close_quietly, reason_of
+from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger, file_note
 from topics.storage.worker import INLINE, Worker
 
@@ -42,7 +42,7 @@ log = logs.Log("wal")
 
 NOTE_NS = 1_000_000_000
 SLOW_US = 100_000  # if syncs take longer, so does a new file: it is prepared before half of the last one is full
-WARM_BYTES = 1 << 20  # more than a large write needs
+JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
 
 
 class WalStats(Struct):
@@ -74,11 +74,15 @@ class WalStats(Struct):
 class Wal(Log):
     """The writer of the log. All code runs on the owner's thread, except the calls given to the workers."""
 
-    def __init__(self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock) -> None:
-        """`worker` runs syncs."""
+    def __init__(
+        self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock, writer: Worker | None = None
+    ) -> None:
+        """`worker` runs syncs, and `writer` large writes, which must not wait for a sync."""
         self._dir = datadir
         self._file_bytes = file_bytes
         self._worker = worker
+        self._writer = writer or INLINE
+        self._large: LargeWrite | None = None  # pending
         self._clock = clock
         self.stats = WalStats()
         self.number = 0
@@ -180,15 +184,48 @@ class Wal(Log):
             self._fail(error)
         self._wrote(len(frames), size_bytes)
 
-    def warm(self, size_bytes: int) -> None:
-        """Have a file that is large enough for a large write, which then takes a quarter of the time.
+    def write_large(self, frames: list[Frames], done: Callable[[], None]) -> None:
+        assert self._large is None, "a large write is pending"
+        reserve_bytes = self._reserve_bytes
+        size_bytes = self._make_room(frames)
+        self._reserve_bytes = reserve_bytes  # another large write may follow
+        assert self._file is not None
 
-        The write does not wait for this.
+        def ended(error: Exception | None) -> None:
+            self._large = None
+            if error is not None:
+                self._fail(error)
+            self._wrote(len(frames), size_bytes)
+            done()
+
+        self._large = large = LargeWrite(frames, self._file, self.tail, ended)
+        self._writer.submit(large.run, lambda error: large.end())
+
+    def warm(self, size_bytes: int) -> None:
+        """Prepare for a large write: a file that is large enough, and its pages in memory.
+
+        The write then takes a quarter of the time. It does not wait for this.
         """
         need_bytes = size_bytes + WARM_BYTES
-        if self._file is not None and not self._preparing and self.tail + need_bytes > self._file_bytes:
+        if self._file is None or self._preparing:
+            return
+        if self.tail + need_bytes <= self._file_bytes:
+            self._read_ahead(self._file, self.tail, need_bytes)
+        else:
             self._reserve_bytes = need_bytes
             self._prepare()
+
+    def _read_ahead(self, file: File, at: int, size_bytes: int) -> None:
+        def read() -> None:
+            for start in range(at, at + size_bytes, WARM_BYTES):
+                if self._large is None:
+                    file.pread(WARM_BYTES, start)
+
+        self._writer.submit(read, lambda error: None)
+
+    def finish_large(self) -> None:
+        if self._large is not None:
+            self._large.end()
 
     def _make_room(self, frames: list[Frames]) -> int:
         """Rotate if the frames do not fit into the present file; return their size. Raise `LogRefused`."""
@@ -198,8 +235,6 @@ class Wal(Log):
         # A large write fills a file of its own, and a prepared one in less time than one that it would enlarge.
         prepared = self._spare is not None and size_bytes > self._file_bytes
         if self.tail + size_bytes > self._file_bytes and (self.tail > self._first_at or prepared):
-            if size_bytes <= self._file_bytes:
-                self._reserve_bytes = 0  # otherwise another large write may follow
             try:
                 self.rotate()
             except OSError as error:
@@ -222,6 +257,7 @@ class Wal(Log):
 
     def rotate(self) -> None:
         """Continue in a new file. Raise `OSError` and change nothing if none can be created."""
+        assert self._large is None, "a large write is pending"
         if self._file is None:
             raise LogRefused(self.read_only)
         if self._spare is not None:
@@ -242,6 +278,7 @@ class Wal(Log):
         self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
         self._first_at = self.tail
+        self._reserve_bytes = 0
         self._written += 1
         self.stats.rotations_total += 1
 
@@ -305,7 +342,7 @@ class Wal(Log):
             self.sync(lambda: None)
         if self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2) or self.read_only is not None:
             self.prepare()
-        if self.read_only is not None and self._spare is not None:
+        if self.read_only is not None and self._spare is not None and self._large is None:
             with suppress(OSError):
                 self.rotate()  # failed before: the log is read-only until it works
                 self.read_only = None
@@ -329,6 +366,7 @@ class Wal(Log):
 
     def fence(self, reason: str) -> None:
         """Refuse all frames from now on: another server continues the log."""
+        self.finish_large()
         self.sync_now()  # frames that are written may be acknowledged with the next sync
         if self._file is not None:
             self._behind.append(self._file)
@@ -339,6 +377,7 @@ class Wal(Log):
 
         Failures were reported before.
         """
+        self.finish_large()
         if not replaced and (self._file is not None or self._stopped):
             with suppress(OSError):
                 self._datasync([*self._behind, *([] if self._file is None else [self._file])], self.ledger.take())
@@ -378,6 +417,8 @@ class Wal(Log):
                 self._spare = number, made[0]
                 if error is None:
                     self.read_only = None
+                    if reserve_bytes:
+                        self._read_ahead(made[0], walfile.HEADER_BYTES, reserve_bytes)
             else:
                 for file in made or ([] if spare is None else [spare[1]]):
                     close_quietly(file)  # without a sync, its size may not be durable
