@@ -81,7 +81,7 @@ def test_backup_names_it_and_copies_the_other_segments(late: Path, tmp_path: Pat
     segment = replace(segment_files(late)[0], kind)
     done = topics("backup", late, tmp_path / "backup")
     assert done.returncode == 1
-    assert f"damaged: {segment}: this is {kind}, not a regular file; topic " in done.stdout
+    assert f"damaged: {segment} at byte 0: this is {kind}, not a regular file; topic " in done.stdout
     assert len(segment_files(tmp_path / "backup")) == len(segment_files(late)) - 1
 
 

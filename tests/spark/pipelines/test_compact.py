@@ -360,7 +360,7 @@ def test_unsuitable_outputs_are_refused(spark: SparkSession, client: Client, top
     with pytest.raises(BadUsage, match="choose one output"):
         compact(**options)
     with pytest.raises(BadUsage, match="does not exist"):
-        compact(url=client.url, topic=f"{topic}.no", table=table, spark=spark)
+        compact(url=client.url, topic=f"{topic}.no", table=str(tmp_path / "new"), spark=spark)
     with pytest.raises(BadUsage, match="is not empty and is not a Delta table: it contains latest"):
         compact(table=str(tmp_path), **options)
     with pytest.raises(BadUsage, match="a URL that begins with s3://"):
