@@ -26,7 +26,7 @@ class Exchange:
         self._client: ContextVar[AsyncTopics] = ContextVar("client")
         self._key: ContextVar[str | None] = ContextVar("key")
         sql = None if sql_url is None or not is_installed("duckdb") else lambda: (sql_url, self._key.get())
-        server = build(Tools(self._client.get, sql=sql), destructive=destructive)
+        server = build(Tools(self._client.get, sql=sql, beside_server=True), destructive=destructive)
         server.streamable_http_app(json_response=True, stateless_http=True)
         self._manager = server.session_manager
 

@@ -58,13 +58,21 @@ DESTROYS = "delete_records", "delete_topic", "delete_schedule"
 
 
 class Tools:
-    """The tools. `client` returns the client of a call, and `sql` the address and the key for a query, if it may."""
+    """The tools. `client` returns the client of a call, and `sql` the address and the key for a query, if it may.
+
+    A query is a process. It has a lower priority where it runs `beside_server`.
+    """
 
     def __init__(
-        self, client: Callable[[], AsyncTopics], *, sql: Callable[[], tuple[str, str | None]] | None = None
+        self,
+        client: Callable[[], AsyncTopics],
+        *,
+        sql: Callable[[], tuple[str, str | None]] | None = None,
+        beside_server: bool = False,
     ) -> None:
         self._client = client
         self._sql = sql
+        self._before = ("nice", "-n", "5") if beside_server and shutil.which("nice") else ()
         self._queries = asyncio.Semaphore(MAX_QUERIES)
 
     @property
@@ -119,23 +127,12 @@ class Tools:
         """Query topics with SQL, such as: select data.sku, count(*) from orders group by 1."""
         assert self._sql is not None
         url, token = self._sql()
-        # Spark takes many seconds to start, and lets a statement read files. `nice`, because the server runs here, too.
-        words = [
-            *(["nice"] if shutil.which("nice") else []),
-            sys.executable,
-            "-m",
-            "topics",
-            "sql",
-            "--duckdb",
-            "--no-files",
-            "--json",
-            "--url",
-            url,
-        ]
+        # Spark takes many seconds to start, and lets a statement read files.
+        words = [sys.executable, "-m", "topics", "sql", "--duckdb", "--no-files", "--json", "--url", url]
         async with self._queries:
             with _key_option(token) as key:
                 process = await asyncio.create_subprocess_exec(
-                    *words, *key, "--limit", str(limit), "--", query,
+                    *self._before, *words, *key, "--limit", str(limit), "--", query,
                     stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 )  # fmt: skip
                 try:
