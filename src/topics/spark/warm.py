@@ -206,6 +206,7 @@ def serve(master: str, idle_s: float) -> int:
         pid=os.getpid(), port=port, token=token, master=master, idle_s=idle_s, started_ms=time.time_ns() // 1_000_000,
         made_of=_made_of(), environment=_environment(),
     )  # fmt: skip
+    (folder() / "warm.json").touch(mode=0o600)
     (folder() / "warm.json").write_bytes(msgspec.json.encode(state))  # a part of it counts as none
     used_s = time.monotonic()
     while not ended.wait(1.0):
