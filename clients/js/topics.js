@@ -684,6 +684,10 @@ class Token {
   /** @param {() => string|null|Promise<string|null>} fetch */
   async #renewed(fetch) {
     const token = await fetch()
+    if (token && !isHeaderValue(token)) {
+      const what = `the function for the token returned no token, but ${JSON.stringify(String(token).slice(0, 60))}…`
+      throw new Unauthorized(what, { code: "unauthorized" })
+    }
     this.#renewAt = renewAt(token)
     return token
   }
@@ -701,6 +705,14 @@ class Token {
   get leftMs() {
     return this.#renewAt - Date.now()
   }
+}
+
+/**
+ * Return whether a header can hold a text: an error page that a function returns as its token has line breaks.
+ * @param {unknown} text
+ */
+function isHeaderValue(text) {
+  return typeof text === "string" && /^[!-~]+$/.test(text)
 }
 
 /**

@@ -79,7 +79,9 @@ def test_agent_remembers_works_and_schedules(server: ServerProcess, name: str) -
         async with agent(server) as client:
             offered = {tool.name for tool in (await client.list_tools()).tools}
             assert offered == {*READS, *WRITES}
-            assert "topic_not_found" in await refused(client, "append_record", topic=memory, data=1)
+            missing = await refused(client, "append_record", topic=memory, data=1)
+            assert missing.startswith("Error executing tool append_record: topic_not_found: ")
+            assert missing.endswith("; create=true makes it")
             first = await use(client, "append_record", topic=memory, data={"fact": "x"}, tag="fact", create=True)
             assert (first["first_seq"], first["created"]) == (1, True)
             await use(client, "append_record", topic=memory, data="other", tag="step")

@@ -413,7 +413,7 @@ def test_names_are_those_of_the_state_that_the_handler_will_find():
 
     engine.put_topic("in.q", ConfigPatch(dead_letter="out.dead"))
     assert engine.topics["in.q"].config.dead_letter == "in.dead", "the change is still under way"
-    with pytest.raises(TopicsError, match="do not cover"):
+    with pytest.raises(TopicsError, match="does not cover"):
         caller.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
 
 

@@ -227,7 +227,9 @@ def refusal(error: TopicsError, path: str, url: str, *, has_key: bool) -> str:
     if "scope" in detail:
         parts = path.partition("?")[0].split("/")
         what = f" for {parts[2].removesuffix('s')} {unquote(parts[3])}" if len(parts) > 3 else ""
-        return f"the key lacks the scope {' and '.join(detail['scope'])}{what} on {url}"
+        if len(detail["scope"]) > 1:
+            return f"the key lacks one of the scopes {', '.join(detail['scope'])}, which this needs{what} on {url}"
+        return f"the key lacks the scope {detail['scope'][0]}{what} on {url}"
     if "name" in detail:
         return f"the key may not use {detail['name']} on {url}: its prefixes do not cover that name"
     return f"{url}: {error.message}"

@@ -28,6 +28,7 @@ from topics.client import AsyncTopics
 from topics.client.call import filter_of, tag_match
 from topics.client.errors import TopicsError
 from topics.client.items import Filter, ScheduleOptions
+from topics.errors import Code
 from topics.model.queue import JobState
 
 MAX_RECORDS = 200  # of one answer
@@ -144,7 +145,9 @@ class Tools:
                         process.kill()
         if process.returncode:
             raise ValueError(err.decode("utf-8", "replace")[-2000:])
-        return bounded({"rows": json.loads(out), "to_continue": "narrow the query with where, or raise limit"})
+        rows = json.loads(out)
+        more = "narrow the query with where, or raise limit" if len(rows) >= limit else None
+        return bounded({"rows": rows, "to_continue": more})
 
     # --- write
 
@@ -304,9 +307,9 @@ def build(tools: Tools, *, destructive: bool) -> MCPServer[Any]:
         return await tools.list_topics()
 
     @server.prompt()
-    def investigate_dead_letter(topic: str, seq: int) -> str:
+    def investigate_dead_letter(topic: str, seq: str) -> str:
         """Find out why a job ended in a dead-letter topic."""
-        return INVESTIGATE.format(topic=topic, seq=seq, before=int(seq) - 1)
+        return INVESTIGATE.format(topic=topic, seq=seq, before=int(seq) - 1 if seq.isdecimal() else 0)
 
     return server
 
@@ -321,6 +324,8 @@ def _explained(tool: Any) -> Any:
             return answer
         except TopicsError as error:
             detail = f" {bounded(error.detail)}" if error.detail else ""
+            if error.code == Code.TOPIC_NOT_FOUND and tool.__name__ == "append_record":
+                detail += "; create=true makes it"
             raise ToolError(f"{error.code}: {error}{detail}") from error
         except ValueError as error:
             raise ToolError(str(error)) from error

@@ -562,6 +562,15 @@ test("a key that no header can hold is an error at once", () => {
   assert.throws(() => new Topics("http://name:word@127.0.0.1:4000"), client.BadUrl)
 })
 
+test("a function whose token no header can hold fails each call at once", async () => {
+  const page = "<!DOCTYPE HTML>\n<p>not found</p>"
+  for (const token of [page, 7]) {
+    const failing = new Topics(url, { token: async () => token, retryForMs: 60_000 })
+    const said = (error) => error instanceof client.Unauthorized && error.message.includes(JSON.stringify(String(token)).slice(0, 10))
+    for (const call of [() => failing.diff("t"), () => failing.watch(["t"]).next(), () => failing.follow("t").next()]) await assert.rejects(call, said)
+  }
+})
+
 test("a parser of the caller that fails ends the call", async () => {
   const topic = name()
   await topics.append(topic, 1)

@@ -152,8 +152,8 @@ def bind(caller: Caller, write: WriteRequest) -> None:
 def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
     if not caller.may_use(name):
         if secret:
-            raise TopicsError(Code.FORBIDDEN, "the prefixes of the key do not cover the topics that this uses")
-        raise TopicsError(Code.FORBIDDEN, f"the prefixes of the key do not cover {name[:64]!r}", detail={"name": name})
+            raise TopicsError(Code.FORBIDDEN, "the key or token does not cover the topics that this uses")
+        raise TopicsError(Code.FORBIDDEN, f"the key or token does not cover {name[:64]!r}", detail={"name": name})
 
 
 def scope_words(scope: Scope) -> list[str]:
