@@ -128,7 +128,7 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Any], dict[str, Any]]:
             for part in (schema, *schema.get("anyOf", ())):
                 if part.get("type") == "array":
                     part.setdefault("items", {})  # generators refuse an array that says nothing about them
-            if (text := meaning(name, field)) is not None:
+            if (text := meaning(name, field)) is not None and (name, field) != ("TokenRequest", "ttl_ms"):
                 schema["description"] = text
             # The default moves to the description, because generators make a field with a default a required one.
             if (default := schema.pop("default", None)) is not None:

@@ -184,8 +184,8 @@ class Tools:
         """Return claimed jobs to their queue, to be delivered again. The job keeps the reason of its failure."""
         return bounded(await self.topics.nack(topic, seqs, node=worker, delay_ms=delay_s * 1000, reason=reason or None))
 
-    async def redrive_jobs(self, topic: Topic, seqs: Seqs, dry_run: bool = False) -> str:
-        """Move dead letters back to the queue `topic`. `seqs` are those in the dead-letter topic."""
+    async def redrive_jobs(self, topic: Topic, seqs: Seqs | None = None, dry_run: bool = False) -> str:
+        """Move dead letters back to the queue `topic`: all, or those with these seqs in the dead-letter topic."""
         return bounded(await self.topics.redrive(topic, seqs=seqs, dry_run=dry_run))
 
     async def schedule_record(
