@@ -166,6 +166,7 @@ async def test_hooks_see_starts_results_and_errors(
     assert failure.error is not None
     assert (failure.error.type, failure.error.message) == ("ValueError", "bad")
     assert 'raise ValueError("bad")' in (failure.error.stack or "")
+    assert "call_within" not in (failure.error.stack or ""), "the frames of the client say nothing"
 
 
 async def test_worker_learns_that_its_job_was_cancelled(topics: AsyncTopics, queue: str) -> None:

@@ -28,7 +28,16 @@ CONNECT_TIMEOUT_S = 10.0
 TAKEOVER_CONNECT_TIMEOUT_S = 3.0  # with several addresses: a machine that is lost does not refuse connections
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ELSEWHERE = (Code.NOT_WRITER, Code.FENCED, Code.REPLICA_UNAVAILABLE, Code.SHUTTING_DOWN, Code.NOT_READY)
+OWN_FRAMES = ("topics.client.", "asyncio.", "concurrent.")  # modules between a worker and its function
 GATEWAY_STATUSES = (502, 503, 504)  # of a proxy whose server does not answer
+
+
+def of_caller(error: BaseException) -> BaseException:
+    """Return an exception of a function that this client calls, with the stack from that function on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(OWN_FRAMES):
+        frames = frames.tb_next
+    return error if frames is None else error.with_traceback(frames)
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:

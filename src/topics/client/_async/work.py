@@ -19,7 +19,7 @@ from topics.client import tracing
 from topics.client._async import tools
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls, ClaimedJob
 from topics.client._async.transport import BRIEFLY, AsyncTransport
-from topics.client.call import EVENT_STREAM, Backoff, Request, topic_path
+from topics.client.call import EVENT_STREAM, Backoff, Request, of_caller, topic_path
 from topics.client.errors import TopicsError, Unreachable
 from topics.client.items import decode_records
 from topics.client.streams import EventParser, raise_if_final
@@ -222,7 +222,8 @@ class AsyncWorker:
             self._notify(self.on_start, job)
             with tracing.job(job.topic, job.seq, job.meta):
                 await tools.call_within(self.timeout_s, self.handler, job)
-        except Exception as error:
+        except Exception as failure:
+            error = of_caller(failure)
             if self.on_error is None:
                 log.error("job %d of %s failed (delivery %d)", job.seq, job.topic, job.deliveries, exc_info=error)
             self._notify(self.on_error, job, error)
