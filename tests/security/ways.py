@@ -213,7 +213,7 @@ def sessions(hoard: Hoard) -> None:
     names = [f"node-{n:03}-" + "x" * 100 for n in range(256)]
     body = {"topics": {BIG: {"filter": "x" * min(hoard.budget_bytes // 400, 16_000)}}, "node": names}
     connection = hoard.connect()
-    for _ in range(5000):
+    for _ in range(11_000):  # the server takes 10,000
         connection.send(request("POST", "/v0/watch", body))
         connection.got = b""
         if connection.was_refused():
