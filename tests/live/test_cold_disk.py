@@ -44,6 +44,7 @@ class SlowDisk:
 
         monkeypatch.setattr(File, "pread", slow)
         monkeypatch.setattr(File, "try_pread", cold)
+        monkeypatch.setattr(File, "lend", lambda file, size, at: None)
 
 
 class World:

@@ -348,6 +348,9 @@ class SimFile:
 
         return self._disk._call("try_pread", self.path, work)
 
+    def lend(self, size: int, at: int) -> memoryview | None:
+        return None
+
     def datasync(self) -> None:
         self._sync("datasync")
 

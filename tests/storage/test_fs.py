@@ -1,9 +1,12 @@
 """The contract of `Fs`, held against the operating system and the simulated disk alike."""
 
 import array
+import ctypes
 import errno
+import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulated.disk import SimDisk, SimFile
+from topics.storage import mapped_file
 from topics.storage.fs import File, Fs, LockHeld, NotAFile, ReadOnlyFs
 
 
@@ -295,6 +299,68 @@ def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytes
     file.close()
 
 
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[File]:
+    if mapped_file._kernel is None:
+        pytest.skip("only Linux reports which pages are in memory")
+    file = Fs().open(str(tmp_path / "lender"), create=True)
+    file.pwrite(bytes(range(256)) * 256, 0)
+    yield file
+    file.close()
+
+
+def test_what_the_kernel_has_in_memory_is_lent_where_it_lies(lender: File, monkeypatch: pytest.MonkeyPatch):
+    text = lender.pread(1 << 16, 0)
+    monkeypatch.setattr(os, "preadv", refuse(errno.EIO))
+    for size, at in ((1, 0), (5000, 4095), (40_000, 17), (len(text), 0)):
+        assert lender.lend(size, at) == text[at : at + size]
+    assert lender.lend(2, len(text) - 1) is None
+    kept = lender.lend(5000, 4095)
+    lender.close()
+    assert kept == text[4095:9095]
+
+
+def test_what_is_not_in_memory_is_not_lent(lender: File, monkeypatch: pytest.MonkeyPatch):
+    page = mmap.PAGESIZE
+
+    def without_the_second_page(address: int, size: int, found: int) -> int:
+        ctypes.memset(found, 1, size // page)
+        ctypes.memset(found + 1, 0, 1)
+        return 0
+
+    monkeypatch.setattr(mapped_file._kernel, "mincore", without_the_second_page)
+    assert [lender.lend(page, at * page) is None for at in range(4)] == [False, True, False, False]
+    assert lender.lend(2, page - 1) is None
+    assert lender.lend(1, page - 1) is not None
+
+
+def test_what_was_asked_holds_for_a_moment(lender: File, monkeypatch: pytest.MonkeyPatch):
+    clock, asked = [0.0], 0
+    real = mapped_file._kernel.mincore
+
+    def count(*question: int) -> int:
+        nonlocal asked
+        asked += 1
+        return real(*question)
+
+    monkeypatch.setattr(mapped_file, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(mapped_file._kernel, "mincore", count)
+    for clock[0] in (100.0, 100.2, 100.49, 100.51, 100.9, 101.02):
+        assert lender.lend(1, 0) is not None
+    assert asked == 3
+
+
+def test_a_file_cut_short_fails_the_call_that_comes_upon_it_and_nothing_else(lender: File):
+    lent = lender.lend(1 << 15, 1 << 15)
+    assert lent is not None
+    os.truncate(lender.path, 100)
+    end, other = socket.socketpair()
+    with end, other, pytest.raises(OSError, match="Bad address"):
+        end.sendmsg([lent])
+    assert Fs().open(lender.path).lend(1 << 15, 1 << 15) is None
+    assert lender.try_pread(1 << 15, 0) == bytes(range(100))
+
+
 def test_a_failed_reservation_raises_and_leaves_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = Fs().open(str(tmp_path / "a"), create=True)
     file.pwrite(b"abc", 0)
@@ -311,6 +377,20 @@ def test_a_failed_reservation_raises_and_leaves_the_size(tmp_path: Path, monkeyp
     file.allocate(1 << 20)
     assert file.size() == 3
     file.close()
+
+
+def test_a_lent_part_of_a_closed_file_keeps_no_descriptor(tmp_path: Path):
+    path = tmp_path / "lender"
+    path.write_bytes(b"x" * (1 << 16))
+    before = set(os.listdir("/proc/self/fd"))
+    file = Fs().open(str(path))
+    kept = file.lend(1 << 16, 0)
+    file.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert kept is None or bytes(kept) == b"x" * (1 << 16)
+    assert kept is None or kept.readonly
+    del kept
+    assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 def test_named_pipe_is_refused_without_waiting_for_its_writer(tmp_path):

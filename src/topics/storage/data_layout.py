@@ -143,7 +143,15 @@ class DataLayout:
             self.fs.sync_dir(posixpath.dirname(folder))
         origin = self.fs.open(source)
         try:
-            self.write_file(target, _pieces(origin, origin.size()), worker)
+            with self.new_file(target) as made:
+                at, size = 0, origin.size()
+                while at < size:
+                    piece = origin.pread(WRITE_BYTES, at)
+                    if not piece:
+                        raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
+                    made.pwrite(piece, at)
+                    at += len(piece)
+                    worker.rest()
         finally:
             origin.close()
 
@@ -180,14 +188,6 @@ def holds_topics(fs: Fs, folder: str) -> bool:
 def _digits(number: int) -> str:
     assert 0 <= number <= _U64_MAX, "file numbers are u64"
     return f"{number:020d}"
-
-
-def _pieces(file: File, size_bytes: int) -> Iterator[bytes]:
-    for at in range(0, size_bytes, WRITE_BYTES):
-        piece = file.pread(WRITE_BYTES, at)
-        if len(piece) < min(WRITE_BYTES, size_bytes - at):
-            raise Corrupt(file.path, at + len(piece), f"the file ends here instead of after {size_bytes} bytes")
-        yield piece
 
 
 def _batches(parts: Iterable[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:

@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from topics.storage.mapped_file import Mapped
+
 Buffer = bytes | bytearray | memoryview
 
 _PARTS_MAX = 1024  # IOV_MAX of Linux and macOS: a call with more parts fails with EINVAL
@@ -104,7 +106,13 @@ def reader_of(data: bytes) -> Callable[[int, int], bytes]:
 
 
 class Fs:
-    """Open, rename, list and remove files, and make names durable."""
+    """Open, rename, list and remove files, and make names durable.
+
+    Without `maps`, `File.lend` returns None: TLS reads the bytes in the process.
+    """
+
+    def __init__(self, *, maps: bool = True) -> None:
+        self._maps = maps
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """Open a regular file. `create` implies `write` and accepts a file that exists. Raise `NotAFile`."""
@@ -122,7 +130,7 @@ class Fs:
         if not stat.S_ISREG(mode):  # the kernel opens a directory for reading, and a device, without an error
             os.close(fd)
             raise NotAFile(_KINDS.get(stat.S_IFMT(mode), "something else"), path)
-        return File(fd, path)
+        return File(fd, path, maps=self._maps)
 
     def rename(self, src: str, dst: str) -> None:
         """Rename `src` to `dst` atomically. Replace a file that has this name."""
@@ -259,11 +267,13 @@ class Lock:
 class File:
     """An open file. Every call names its offset: there is no shared position."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_mapped", "_maps", "path")
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, path: str, *, maps: bool = True) -> None:
         self._fd = fd
+        self._maps = maps
         self.path = path
+        self._mapped: Mapped | None = None
 
     def __del__(self) -> None:
         # Readers on several threads share the files of sealed segments: the last reference closes the file.
@@ -309,6 +319,13 @@ class File:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, at, size, os.POSIX_FADV_DONTNEED)
         return self.pread(size, at)
+
+    def lend(self, size: int, at: int) -> memoryview | None:
+        """Return the bytes in mapped memory, or None if that is impossible. Only system calls may read them."""
+        mapped = self._mapped
+        if mapped is None and self._maps:
+            mapped = self._mapped = Mapped.of(self._fd)
+        return mapped.lend(size, at) if mapped is not None else None
 
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
         """Return what `pread` returns, or None if that would wait for the disk. For callers that must not block."""
@@ -366,6 +383,7 @@ class File:
         """Close the handle. This makes nothing durable. A second call does nothing."""
         if self._fd != _CLOSED:
             fd, self._fd = self._fd, _CLOSED
+            self._mapped = None  # a remaining view keeps the mapping
             os.close(fd)
 
 

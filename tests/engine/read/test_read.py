@@ -286,7 +286,7 @@ def test_range_with_few_deleted_records_reads_like_the_slow_path(sealed: bool):
         server.delete("t", match=TagMatch("Glob", prefix))
         for _ in range(100):
             query = {"from_seq": rng.randrange(900), "limit": rng.choice([1, 7, 100, 700])}
-            query |= {"max_bytes": rng.choice([300, 1 << 20])}
+            query |= {"max_bytes": rng.choice([300, 1 << 20]), "lend": rng.random() < 0.5}
             found = [server.engine.read("t", Query(**query, plain=plain))[1] for plain in (True, False)]
             fast, slow = ((b"".join(map(bytes, one.parts)), one.count, one.next_from_seq, one.scanned) for one in found)
             assert fast == slow, query

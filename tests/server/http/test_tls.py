@@ -22,6 +22,7 @@ import websockets
 
 from tests.conftest import ServerProcess
 from topics.server.http.tls import Certificate
+from topics.storage.fs import Fs
 
 CERTS = Path(__file__).parent / "certs"
 WAIT_S = 30
@@ -330,6 +331,12 @@ def test_settings_that_cannot_serve_tls_are_refused_with_a_reason(tmp_path: Path
     mismatch = refusal(tls_cert=CERTS / "one.pem", tls_key=CERTS / "two.key")
     assert "the key does not belong to the certificate" in mismatch
     assert "Traceback" not in mismatch
+
+
+def test_tls_reads_no_mapped_file(tmp_path: Path):
+    """TLS encrypts in the process: a mapped page that is cut off would end it."""
+    (tmp_path / "file").write_bytes(b"abc")
+    assert Fs(maps=False).open(str(tmp_path / "file")).lend(3, 0) is None
 
 
 def test_encrypted_key_is_refused_without_a_question(tmp_path: Path):

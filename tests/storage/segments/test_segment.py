@@ -244,7 +244,7 @@ def test_new_period_checks_data_again(cold):
     disk.caches.period += 1
     assert waiting(lambda: sealed.read(0, 6)) == b"".join(big[:6])
     with pytest.raises(Damaged) as caught:
-        waiting(lambda: sealed.read(8, 9))
+        waiting(lambda: sealed.lend(8, 9))
     assert (caught.value.low, caught.value.high) == (6, 14)
 
 

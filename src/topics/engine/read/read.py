@@ -36,6 +36,7 @@ GROUP_BYTES = 1 << 20  # up to this many bytes of them
 MAX_HOLES = 256  # deleted records of a range, and
 FEW_HOLES = 8  # the share of a segment, up to which they are cut out of one piece
 STRETCH = 256  # seqs examined at a time if some may be skipped
+LENT_BYTES = 64 << 10  # a smaller piece is copied, so that it can be joined with others
 
 
 class Query(Struct, kw_only=True, gc=False):
@@ -52,6 +53,7 @@ class Query(Struct, kw_only=True, gc=False):
     upto: int | None = None  # highest seq this reader may see; None for the head
     examine: int = MAX_EXAMINED
     plain: bool = False  # whether the query has only a cursor, a limit and a byte budget
+    lend: bool = False  # whether the records go to a socket as they are: large pieces are lent then (`Segment.lend`)
     spans: bool = False  # whether to return the place of each part, for a reader that also needs the columns
 
 
@@ -122,7 +124,8 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
     size = offsets[stop] - offsets[low]
     if size > query.max_bytes:
         return None
-    return Reading([segment.read(low, stop)], stop - low, from_seq + stop - low, stop - low)
+    piece = segment.lend(low, stop) if query.lend and size >= LENT_BYTES else segment.read(low, stop)
+    return Reading([piece], stop - low, from_seq + stop - low, stop - low)
 
 
 def _read_around(segment: Segment, low: int, query: Query, *, is_open: bool) -> Reading | None:
@@ -147,7 +150,8 @@ def _read_around(segment: Segment, low: int, query: Query, *, is_open: bool) -> 
     size = upto - base
     if end - at > MAX_HOLES or stop - low > query.examine or size > query.max_bytes:
         return None
-    view, cuts = memoryview(segment.read(low, stop)), iter((base, *bounds[2 * at : 2 * end], upto))
+    whole = segment.lend(low, stop) if query.lend and size >= LENT_BYTES else segment.read(low, stop)
+    view, cuts = memoryview(whole), iter((base, *bounds[2 * at : 2 * end], upto))
     parts: list[Rendered] = [view[a - base : b - base] for a, b in zip(cuts, cuts, strict=True) if a < b]
     return Reading(parts, stop - low - end + at, segment.first + stop - 1, stop - low)
 
@@ -405,8 +409,9 @@ def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading:
     low, high = pieces[0][0], pieces[-1][1] + 1
     missing = reading.missing
     offsets = segment.columns.offsets
+    lends = query.lend and len(pieces) == 1 and offsets[high] - offsets[low] >= LENT_BYTES
     try:
-        whole = segment.read(low, high)
+        whole = segment.lend(low, high) if lends else segment.read(low, high)
     except Cold as raised:
         if reading.moved:
             return low

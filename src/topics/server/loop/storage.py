@@ -125,7 +125,7 @@ def open_directory(settings: Settings) -> DataDir | None:
     """
     if settings.data_dir is None:
         return None
-    datadir = DataDir(Fs(), str(settings.data_dir))
+    datadir = DataDir(Fs(maps=settings.tls_cert is None), str(settings.data_dir))
     if settings.replica is None:
         datadir.open()
     return datadir

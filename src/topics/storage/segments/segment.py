@@ -99,6 +99,10 @@ class Segment:
         """Return the rendered records at positions [low, high), with a comma after each."""
         raise NotImplementedError
 
+    def lend(self, low: int, high: int) -> Rendered:
+        """Return the same bytes from mapped memory, if possible. Only system calls may read them."""
+        return self.read(low, high)
+
     def look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], T]) -> T:
         """Return the result of `compute` on the columns and marks. It may run on another thread, and be kept.
 

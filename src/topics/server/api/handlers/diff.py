@@ -11,7 +11,7 @@ from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid
 from topics.model import records as model
 from topics.model.filters import parse_filter
-from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, DiffRequest
+from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
 from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
@@ -42,6 +42,8 @@ def diff(services: Services, call: Call) -> Answer:
     if wanted.consumer is not None or wanted.commit is not False:
         return _diff_as_consumer(services, call, wanted)
     query = _query(services, wanted)
+    if query.projection is STORED_FORM:  # lend the stored bytes to the socket, unless the answer may be compressed
+        query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
     topic, reading = services.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
         return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, model.MAX_WAIT_MS))
