@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -133,6 +134,32 @@ def start_topics(plan: Plan, data_dir: Path | None, **settings: str) -> Server:
     _wait_until(server, ready, started)
     port_file.unlink()
     return server
+
+
+@contextmanager
+def object_store(folder: Path) -> Iterator[dict[str, str]]:
+    """Run an S3 API on this machine. Yield the settings of a server whose replica is in it."""
+    port, log = free_port(), folder / "object-store.log"
+    with log.open("wb") as out:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        store = Server(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT), log)
+
+    def has_bucket() -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("PUT", "/bench")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    with running(store):
+        _wait_until(store, has_bucket, time.perf_counter())
+        yield {
+            "TOPICS_REPLICA": "s3://bench/replica", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any",
+        }  # fmt: skip
 
 
 def start_redis(plan: Plan, data_dir: Path, *, appendfsync: str | None) -> Server:

@@ -36,7 +36,7 @@ MANY = {"per_s": 1_000_000, "burst": 1_000_000}  # a limit that delays no job
 def measure(plan: Plan) -> Outcome:
     with ExitStack() as stack:
         ours = stack.enter_context(running(start_topics(plan, plan.fresh_dir("topics"))))
-        contenders = [_topics(ours)]
+        contenders = [queue_load(ours)]
         if installed("redis-server"):
             redis = stack.enter_context(running(start_redis(plan, plan.fresh_dir("redis"), appendfsync="everysec")))
             contenders.append(_redis(redis))
@@ -44,7 +44,7 @@ def measure(plan: Plan) -> Outcome:
     return Outcome([ratio("XREADGROUP", sides[0], sides[1] if len(sides) > 1 else None)], sides)
 
 
-def _topics(server: Server) -> Contender:
+def queue_load(server: Server) -> Contender:
     def fill() -> None:
         Api(server.port).create("jobs", type="queue", durability="disk")
         send_all(server.port, appends("jobs", JOBS, per_request=1_000))
