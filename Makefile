@@ -9,6 +9,9 @@ KILLS ?= 1000
 SECONDS ?= 3600
 STATE ?= .kills
 RESTART ?= 0
+FAULTS ?= full,slow,kill,stop,clock,unread
+IDLE ?= 10000
+TOPICS_PER_S ?= 300
 # Where the files of `make dist` will be.
 DIST_URL ?= file://$(CURDIR)/dist
 export CHROMIUM
@@ -91,8 +94,8 @@ torture: $(READY_DEV) $(SYNC) ## run the long tests, about an hour; resumes, FRE
 kills: $(READY_DEV) $(SYNC) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)
 
-soak: $(READY_DEV) $(SYNC) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 kills it at intervals, FAULTS=slow,stop,unread,kill injects faults
-	$(PYTHON) -m tests.faults.soak .soak --seconds $(SECONDS) --restart $(RESTART) --faults "$(FAULTS)"
+soak: $(READY_DEV) $(SYNC) ## load a server with everything at once and check every answer; SECONDS=3600, RESTART=300 also kills it at intervals, FAULTS= injects no faults
+	$(PYTHON) -m tests.faults.soak .soak --seconds $(SECONDS) --restart $(RESTART) --faults "$(FAULTS)" --idle $(IDLE) --topics-per-s $(TOPICS_PER_S)
 
 bench: $(READY_DEV) $(SYNC) ## run the benchmarks against their peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import shutil
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,22 +14,91 @@ import pytest
 from tests.faults.kills.logs import Log, Page, now_ms
 from tests.faults.kills.server import Connection, Request, Violation
 from tests.faults.soak import __main__ as command
+from tests.faults.soak.alerts import Fault, Firing, Prometheus, judge
+from tests.faults.soak.faults import Faults
 from tests.faults.soak.flows import ConsumerPart, Reader
 from tests.faults.soak.logs import LogPart
+from tests.faults.soak.masses import MassPart, most_idle
 from tests.faults.soak.queues import Job, QueuePart
 from tests.faults.soak.target import Client, Sample, Target
 from tests.faults.soak.watchers import View, WatchPart
 
 
 def test_short_soak_with_a_kill_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(tmp_path), "--seconds", "5", "--restart", "4", "--seed", "3", "--faults", "slow"]
+    words = [str(tmp_path), "--seconds", "5", "--restart", "4", "--seed", "3", "--faults", "slow", "--idle", "50"]
     assert command.main(words) == 0, capsys.readouterr().out
     report = capsys.readouterr().out
     assert "soak: PASSED" in report
     assert "1 kills" in report
-    assert "faults: 1 slow" in report
+    assert "faults: slow at" in report
     assert "p99 ms" in report
+    assert "50 idle connections" in report
+    assert "mass topics" in report
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_fault_is_injected_and_survived(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(tmp_path), "--seconds", "16", "--seed", "4", "--faults", "full,stop,clock,unread", "--only"]
+    assert command.main([*words, "work,capped,look,mass"]) == 0, capsys.readouterr().out
+    report = capsys.readouterr().out
+    assert "expected checkpoint failed" in report, "no write met the full disk"
+    for name in ("full", "stop", "clock", "unread"):
+        assert f"1 fault {name}" in report
+
+
+def test_unknown_fault_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown faults flood; there are full, slow"):
+        Faults(target(tmp_path), names="slow,flood")
+
+
+def test_alerts_are_judged_by_the_fault_that_explains_them() -> None:
+    faults = [Fault("full", 100, 200), Fault("kill", 300, 310), Fault("slow", 400, 1000)]
+    fired = [
+        Firing("TopicsReadOnly", "", 150),
+        Firing("TopicsDown", "", 50),
+        Firing("TopicsRecordsLost", "reason=cap", 305),
+    ]
+    assert judge(faults, fired) == (
+        ["TopicsReadOnly at 150 s"],
+        ["TopicsDown at 50 s", "TopicsRecordsLost reason=cap at 305 s"],
+        ["TopicsSlowSync of slow at 400 s"],
+    )
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)")
+def test_prometheus_of_the_soak_fires_shipped_alerts(tmp_path: Path) -> None:
+    """Nothing listens at its target."""
+    found = Prometheus(tmp_path / "prometheus")
+    found.start(1, interval="1s")
+
+    async def run() -> None:
+        looks = asyncio.create_task(found.look())
+        async with asyncio.timeout(100):
+            while not found.fired:
+                await asyncio.sleep(0.1)
+        looks.cancel()
+
+    try:
+        asyncio.run(run())
+    finally:
+        found.stop()
+    assert [one.alert for one in found.fired] == ["TopicsDown"]
+
+
+def test_deleted_topic_that_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = MassPart(target(tmp_path), Random(1), per_s=1)
+
+    async def must(method: str, path: str) -> Any:
+        return {"topics": [{"topic": "mass-7"}]}
+
+    monkeypatch.setattr(part.client, "must", must)
+    with pytest.raises(Violation, match=r"deleted topics are there: \['mass-7'\]"):
+        asyncio.run(part.check())
+
+
+def test_idle_connections_leave_descriptors_for_the_rest() -> None:
+    assert most_idle(10) == 10
+    assert most_idle(1 << 40) < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def test_wrong_answer_ends_the_soak_with_advice(

@@ -41,14 +41,18 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--only", default="", help="parts of the load, such as work,flow,live (default all)")
     parser.add_argument(
-        "--faults", default="", help="faults at equal distances, such as slow,stop,unread,kill (default none)"
+        "--faults", default="", help="faults in turn, such as full,slow,kill,stop,clock,unread (default none)"
+    )
+    parser.add_argument("--idle", type=int, default=0, help="connections that stay open and idle (default none)")
+    parser.add_argument(
+        "--topics-per-s", type=float, default=50, help="topics that are created and deleted per second (default 50)"
     )
     args = parser.parse_args(words)
     work = args.directory / f"soak-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     work.mkdir(parents=True)
     soak = Soak(
         work, seconds=args.seconds, seed=args.seed, sync_ms=args.sync_ms, restart_s=args.restart, only=args.only,
-        faults=args.faults,
+        faults=args.faults, idle=args.idle, topics_per_s=args.topics_per_s,
     )  # fmt: skip
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(soak))
@@ -67,7 +71,7 @@ def main(words: list[str] | None = None) -> int:
         f"Next: read the server's log in {work / 'log'} around the last lines, then repeat with\n"
         f"  python -m tests.faults.soak {args.directory} --seed {args.seed} --seconds {args.seconds:.0f} "
         f"--sync-ms {args.sync_ms:g} --restart {args.restart:g}"
-        f"{' --only ' + args.only if args.only else ''}\n"
+        f"{' --only ' + args.only if args.only else ''}{' --faults ' + args.faults if args.faults else ''}\n"
         f"The load is random and the timing is not: a failure may take several runs. The data is in {work / 'data'}."
     )
     return 1

@@ -9,7 +9,7 @@ from typing import Any
 from tests.faults.kills.logs import TAGS, Copy, Log, read
 from tests.faults.kills.server import require
 from tests.faults.soak.part import Part
-from tests.faults.soak.target import Target, eventually
+from tests.faults.soak.target import Target
 
 MAX_RECORDS = 3_000
 ROUTES: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ class RouterPart(Part):
 
     async def check(self) -> None:
         self.log.check(await read(self.client, "flow", 0))
-        await eventually(self._forwarded)
+        await self.target.eventually(self._forwarded)
         for copy in self.copies:
             page = await read(self.client, copy.name, 0)
             copy.check(page)

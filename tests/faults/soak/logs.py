@@ -136,7 +136,7 @@ class LookPart(Part):
         pass
 
     async def round(self) -> None:
-        for path in ("/v0/metrics", "/v0/topics?page_size=1000", "/v0/routers", "/v0/consumers", "/v0/ready"):
+        for path in ("/v0/metrics", "/v0/topics?page_size=1000", "/v0/routers", "/v0/consumers", "/v0/ready?for=read"):
             status, answer = await self.client.ask("GET", path)
             require(status == 200, f"GET {path}: {status} {answer}")
             await asyncio.sleep(self.rng.uniform(0, 0.1))

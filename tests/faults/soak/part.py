@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 
 from tests.faults.kills.server import ANSWER_S, LOST, require
-from tests.faults.soak.target import Client, Target
+from tests.faults.soak.target import HOLD_S, Client, Target
 
 
 class Part:
@@ -69,7 +69,7 @@ class Part:
         expected = not self.target.up.is_set() or self.target.generation > generation
         require(expected, f"{self.name}: the server closed a connection: {lost!r}")
         self.client.close()
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(ANSWER_S + HOLD_S["kill"]):
             await self.target.up.wait()
         self.client = Client(self.target)
         self.killed()

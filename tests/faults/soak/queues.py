@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.faults.kills.logs import now_ms, read
+from tests.faults.kills.logs import clock, now_ms, read
 from tests.faults.kills.server import LOST, Connection, require
 from tests.faults.soak.part import Part
-from tests.faults.soak.target import Client, Target, eventually
+from tests.faults.soak.target import Client, Target
 
 WORKERS = 3
 BACKLOG = 40  # the producer waits while there are more jobs
@@ -205,7 +205,7 @@ class QueuePart(Part):
 
     def _check_skipped(self, job: Job, lease: Lease, answer: dict[str, Any]) -> None:
         """A worker whose lease has not expired holds the job, unless the job is being deleted."""
-        held = lease.held(now_ms() + CLOCKS_MS)
+        held = lease.held(now_ms() + CLOCKS_MS + clock.doubt_ms)
         wrong = answer["skipped"] and held and not job.deleted and not self._deleting(job)
         require(not wrong, f"{self.name}: {job.payload} has the {lease}, and its request was skipped")
 
@@ -236,7 +236,7 @@ class QueuePart(Part):
     # --- check
 
     async def check(self) -> None:
-        await eventually(self._check_counts, seconds=MOVE_S)
+        await self.target.eventually(self._check_counts, seconds=MOVE_S)
         await self._check_letters()
         for job in self.jobs.values():
             missing = set(range(job.first, job.deliveries)) - job.leases.keys()
@@ -284,8 +284,8 @@ class QueuePart(Part):
         total = queue["ready"] + queue["in_flight"] + queue["delayed"]
         require(total == count, f"{self.name}: {queue} of {count} jobs")
         if not any(job.doubt for job in self.jobs.values()):
-            low = sum(job.held(after) for job in self.jobs.values())
-            high = sum(job.held(before) for job in self.jobs.values())
+            low = sum(job.held(after + clock.doubt_ms) for job in self.jobs.values())
+            high = sum(job.held(before - clock.doubt_ms) for job in self.jobs.values())
             counted = low <= queue["in_flight"] <= high
             require(counted, f"{self.name}: workers hold {low} to {high} jobs, the state shows {queue}")
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.kills.server import ANSWER_S, LOST, Violation
-from tests.faults.soak.faults import Faults, table
+from tests.faults.soak.alerts import Prometheus, judge
+from tests.faults.soak.faults import Faults
 from tests.faults.soak.flows import ConsumerPart, RouterPart
 from tests.faults.soak.logs import log_parts
+from tests.faults.soak.masses import Crowd, MassPart
 from tests.faults.soak.part import Part
 from tests.faults.soak.queues import queue_parts
+from tests.faults.soak.table import directory_mib, table
 from tests.faults.soak.target import Target
 from tests.faults.soak.watchers import WatchPart
 
@@ -28,12 +31,15 @@ class Soak:
     """A run of some seconds. `problems` lists what was wrong."""
 
     def __init__(self, directory: Path, *, seconds: float, seed: int, sync_ms: float, restart_s: float,
-                 only: str = "", faults: str = "") -> None:  # fmt: skip
+                 only: str = "", faults: str = "", idle: int = 0, topics_per_s: float = 50.0) -> None:  # fmt: skip
         self.problems: list[str] = []
         self._only = only.split(",") if only else []
         self._seconds, self._restart_s = seconds, restart_s
         self._target = Target(directory, sync_ms=sync_ms)
         self._faults = Faults(self._target, names=faults)
+        self._crowd = Crowd(self._target, size=idle)
+        self._prometheus = Prometheus(directory / "prometheus")
+        self._topics_per_s = topics_per_s
         self._seed = seed
         self._began = time.monotonic()
 
@@ -46,17 +52,22 @@ class Soak:
         self._began = time.monotonic()
         try:
             await self._target.start()
+            self._prometheus.start(self._target.port)
             await self._load()
             await self._target.stop()
         except Violation as error:
             self._found(str(error))
         finally:
             self._target.kill()
+            self._prometheus.stop()
             self._judge()
 
     async def _load(self) -> None:
         tasks = [asyncio.create_task(self._guarded(part), name=part.name) for part in self._parts()]
-        attendants = [asyncio.create_task(self._sample()), asyncio.create_task(self._restart())]
+        attendants = [
+            asyncio.create_task(work())
+            for work in (self._sample, self._restart, self._measure, self._crowd.run, self._prometheus.look)
+        ]
         faults = asyncio.create_task(self._faults.run(self._seconds))
         await asyncio.wait([*tasks, *attendants], timeout=self._seconds, return_when=asyncio.FIRST_EXCEPTION)
         self.stop()
@@ -93,6 +104,7 @@ class Soak:
             RouterPart(target, Random(f"{seed} routers")),
             ConsumerPart(target, Random(f"{seed} consumers")),
             WatchPart(target, Random(f"{seed} watchers")),
+            MassPart(target, Random(f"{seed} masses"), per_s=self._topics_per_s),
         ]
         return [part for part in parts if not self._only or part.name in self._only]
 
@@ -106,6 +118,12 @@ class Soak:
             if time.monotonic() - reported >= REPORT_S:
                 reported = time.monotonic()
                 print(self.line(), flush=True)
+
+    async def _measure(self) -> None:
+        """Measure the data directory every 20 seconds."""
+        while True:
+            self._target.minute_mib[self._target.minute] = await asyncio.to_thread(directory_mib, self._target)
+            await asyncio.sleep(20)
 
     async def _restart(self) -> None:
         """Kill the server at intervals, until the load ends."""
@@ -131,11 +149,14 @@ class Soak:
         self.problems += [
             f"the server logged {count} x {event}" for event, count in sorted(self._target.logged.items())
         ]
+        _, wrong, missing = judge(self._faults.done, self._prometheus.fired)
+        self.problems += [f"an alert fired that should not have: {one}" for one in wrong]
+        self.problems += [f"an alert did not fire that should have: {one}" for one in missing]
         if time.monotonic() - self._began >= MEMORY_S and (growth := self._target.growth()):
             self.problems.append(growth)
 
     def table(self) -> str:
-        return table(self._target)
+        return table(self._target, self._faults.done, self._prometheus)
 
     def counts(self) -> str:
         return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(self._target.tally.items()))

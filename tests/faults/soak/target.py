@@ -17,7 +17,7 @@ import msgspec
 
 from tests.conftest import ServerProcess
 from tests.faults.kills.logs import Tally
-from tests.faults.kills.server import ANSWER_S, Connection, Request, Violation, require
+from tests.faults.kills.server import ANSWER_S, Connection, Request, Violation, free_port, require
 
 RETRYABLE = ("not_ready", "shutting_down", "read_only")  # the errors with status 503 that the API documents
 SETTINGS = {
@@ -28,7 +28,14 @@ SETTINGS = {
     "segment_max_events": 256,
     "segment_max_age_ms": 2000,
     "sync_interval_ms": 20,
+    "idle_timeout_ms": 86_400_000,
+    # Topics come and go: series for all of them would be a load for Prometheus, not for the server.
+    "metrics_max_topics": 100,
 }
+# What the server logs as an error while a fault lasts, and rightly.
+LOGGED = {"full": {"log_read_only", "checkpoint_failed", "seal_failed", "ledger_failed"}}
+# How long each fault lasts if the run is long enough: most must fire an alert, which waits for a minute or ten.
+HOLD_S = {"full": 100.0, "slow": 540.0, "kill": 100.0, "stop": 20.0, "clock": 40.0, "unread": 30.0}
 MIN_GROWTH_BYTES = 24 << 20  # an allocator keeps this much more or less, whatever the server does
 MAX_GROWTH = 1.10
 QUARTERS = 4
@@ -56,8 +63,14 @@ class Target:
         self.up = asyncio.Event()
         self.port = 0
         self.generation = 0  # how many servers were started
-        self._variables = {"SLOW_SYNC_MS": str(sync_ms), "SLOW_FLAG": str(directory / "slow")}
+        self.fault = ""  # the one that lasts
+        self._variables = {
+            "SLOW_SYNC_MS": str(sync_ms), "FAULT_DIR": str(directory), "FIXED_PORT": str(free_port()),
+        }  # fmt: skip
         self.times_ms: defaultdict[int, list[float]] = defaultdict(list)  # of requests, by minute of the run
+        self.minute_errors: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self.minute_cpu_s: defaultdict[int, float] = defaultdict(float)
+        self.minute_mib: dict[int, float] = {}  # of the data directory
         self._cpu_s: dict[int, float] = {}  # by process
         self._began = time.monotonic()
         self._server: ServerProcess | None = None
@@ -65,7 +78,7 @@ class Target:
 
     async def start(self) -> None:
         settings = SETTINGS | {"data_dir": self.directory / "data"}
-        program = ("-m", "tests.faults.soak.slow_server")
+        program = ("-m", "tests.faults.soak.faulty_server")
 
         def start() -> ServerProcess:
             return ServerProcess(self.directory, settings, program=program, variables=self._variables)
@@ -89,12 +102,13 @@ class Target:
         """The processor time of all servers up to their last samples."""
         return sum(self._cpu_s.values())
 
-    async def restart(self) -> None:
-        """Kill the server and start the next one."""
+    async def restart(self, down_s: float = 0.0) -> None:
+        """Kill the server and start the next one, after some time."""
         assert self._server is not None
         self.up.clear()
         await asyncio.to_thread(self._server.kill)
         self.tally["kills"] += 1
+        await asyncio.sleep(down_s)
         await self.start()
 
     async def stop(self) -> None:
@@ -120,12 +134,14 @@ class Target:
         process = Path("/proc") / str(self._server.process.pid)
         try:
             pages = int((process / "statm").read_text().split()[1])
-            sample = Sample(pages * 4096, len(list((process / "fd").iterdir())), self.minute)
+            sample = Sample(pages * 4096, len(os.listdir(process / "fd")), self.minute)
             ticks = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
-            self._cpu_s[self.pid] = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+            cpu_s = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
         except OSError:
             require(not self.up.is_set(), "the server has ended by itself")
             return None
+        self.minute_cpu_s[self.minute] += cpu_s - self._cpu_s.get(self.pid, 0.0)
+        self._cpu_s[self.pid] = cpu_s
         self.samples.append(sample)
         return sample
 
@@ -137,8 +153,25 @@ class Target:
         self._log_at += sum(len(line) + 1 for line in lines[:-1])
         for line in filter(None, lines[:-1]):
             event = _error(line)
-            if event is not None:
+            if event in LOGGED.get(self.fault, ()):
+                self.tally[f"expected_{event}"] += 1
+            elif event is not None:
                 self.logged[event] += 1
+
+    async def eventually(self, look: Callable[[], Any], *, seconds: float = ANSWER_S) -> None:
+        """Call `look` until it raises no `Violation`. Raise the last one after `seconds` without a fault."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                await look()
+            except Violation:
+                if self.fault:
+                    deadline = time.monotonic() + seconds
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return
 
     def growth(self) -> str:
         """Return what is wrong with the memory of the server, or nothing.
@@ -184,25 +217,12 @@ class Client(Connection):
             if status >= 400:
                 code = answer["error"]["code"]
                 self._target.errors[code] += 1
+                self._target.minute_errors[self._target.minute][code] += 1
                 failed = status >= 500 and code not in RETRYABLE
                 require(not failed, f"{request.method} {request.path} {request.body}: {status} {answer}")
             request.done(status, answer)
 
         return done
-
-
-async def eventually(look: Callable[[], Any], *, seconds: float = ANSWER_S) -> None:
-    """Call `look` until it raises no `Violation`. Raise the last one after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            await look()
-        except Violation:
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.05)
-        else:
-            return
 
 
 async def scan(target: Target, name: str) -> list[dict[str, Any]]:
