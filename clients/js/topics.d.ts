@@ -101,6 +101,12 @@ export class NotWriter extends TopicsError {
 /** The topic is full and rejects writes. */
 export class TopicFull extends TopicsError {
 }
+/** The statement is wrong, takes too long or needs too much memory: the message says which. */
+export class QueryFailed extends TopicsError {
+}
+/** The server cannot answer SQL: the message says why. */
+export class SqlUnavailable extends TopicsError {
+}
 /** The server is busy, or a limit is reached: retry after `retryAfterMs`. */
 export class Throttled extends TopicsError {
 }
@@ -1260,6 +1266,32 @@ export class Topics {
         capacity: number;
         columns: string[];
         rows: number[][];
+    }>;
+    /**
+     * Return the rows of a statement, in which topics are tables. The server needs the extra `sql`.
+     * @param {string} query
+     * @param {{limit?: number}} [options]
+     * @returns {Promise<{columns: string[], rows: any[][], more: boolean}>}
+     */
+    sql(query: string, options?: {
+        limit?: number;
+    }): Promise<{
+        columns: string[];
+        rows: any[][];
+        more: boolean;
+    }>;
+    /**
+     * Return how far the replica of the server is behind, what it has, and which servers follow.
+     * @returns {Promise<Record<string, any>>}
+     */
+    replica(): Promise<Record<string, any>>;
+    /**
+     * Let a standby take over. The writer stops in order, and nothing is lost.
+     * @param {string} to
+     * @returns {Promise<{standby: string}>}
+     */
+    promote(to: string): Promise<{
+        standby: string;
     }>;
     /**
      * Return the scopes and prefixes of the API key. Throws `Unauthorized` if the server does not know it.

@@ -102,6 +102,10 @@ export class PayloadTooLarge extends TopicsError {}
 export class NotWriter extends TopicsError {}
 /** The topic is full and rejects writes. */
 export class TopicFull extends TopicsError {}
+/** The statement is wrong, takes too long or needs too much memory: the message says which. */
+export class QueryFailed extends TopicsError {}
+/** The server cannot answer SQL: the message says why. */
+export class SqlUnavailable extends TopicsError {}
 /** The server is busy, or a limit is reached: retry after `retryAfterMs`. */
 export class Throttled extends TopicsError {}
 /** The server failed: see its log. */
@@ -160,6 +164,8 @@ const ERRORS = {
   payload_too_large: PayloadTooLarge,
   not_writer: NotWriter,
   topic_full: TopicFull,
+  query_failed: QueryFailed,
+  sql_unavailable: SqlUnavailable,
   throttled: Throttled,
   internal: InternalError,
   not_ready: NotReady,
@@ -806,6 +812,8 @@ const HELD = ["node", "seqs", "leaseIds", ...CALL]
 const RIGHTS = ["scopes", "prefixes", "names", "operations", "create", "node", "origins", "maxStreams", "maxInflight", "rate"]
 const LOOP = ["node", "leaseMs", "retryDelayMs", "signal", "onRetry"]
 
+const QUERY_MS = 100_000 // a query may wait for others
+
 /** The options of each method. @type {Record<string, string[]>} */
 const OPTIONS = {
   "new Topics": ["token", "retries", "timeoutMs", "retryForMs", "fetch", "WebSocket", "parse"],
@@ -854,6 +862,7 @@ const OPTIONS = {
   schedules: ["prefix", "topic"],
   previewSchedule: [...TIMING, "after"],
   samples: ["after", "queue"],
+  sql: ["limit"],
   createToken: [...RIGHTS, "ttlMs", "subject"],
   revokeTokens: ["id", "key", "before"],
   createKey: [...RIGHTS, "ttlMs", "note"],
@@ -2321,6 +2330,33 @@ export class Topics {
   async samples(options = {}) {
     const { after = 0, queue } = checked("samples", options)
     return this.#call("GET", `/v0/samples?after=${after}${queue === undefined ? "" : `&queue=${encodeURIComponent(queue)}`}`)
+  }
+
+  /**
+   * Return the rows of a statement, in which topics are tables. The server needs the extra `sql`.
+   * @param {string} query
+   * @param {{limit?: number}} [options]
+   * @returns {Promise<{columns: string[], rows: any[][], more: boolean}>}
+   */
+  sql(query, options = {}) {
+    return this.#call("POST", "/v0/sql", { body: { query, ...checked("sql", options) }, timeoutMs: QUERY_MS })
+  }
+
+  /**
+   * Return how far the replica of the server is behind, what it has, and which servers follow.
+   * @returns {Promise<Record<string, any>>}
+   */
+  replica() {
+    return this.#call("GET", "/v0/replica")
+  }
+
+  /**
+   * Let a standby take over. The writer stops in order, and nothing is lost.
+   * @param {string} to
+   * @returns {Promise<{standby: string}>}
+   */
+  promote(to) {
+    return this.#call("POST", "/v0/replica/promote", { body: { to }, safe: false, timeoutMs: QUERY_MS })
   }
 
   /**

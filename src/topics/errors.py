@@ -36,9 +36,11 @@ class Code(StrEnum):
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, False
     NOT_WRITER = "not_writer", 421, False
     TOPIC_FULL = "topic_full", 422, True
+    QUERY_FAILED = "query_failed", 422, False
     THROTTLED = "throttled", 429, True
     HEADERS_TOO_LARGE = "headers_too_large", 431, False
     INTERNAL = "internal", 500, False
+    SQL_UNAVAILABLE = "sql_unavailable", 501, False
     NOT_READY = "not_ready", 503, True
     SHUTTING_DOWN = "shutting_down", 503, True
     READ_ONLY = "read_only", 503, True

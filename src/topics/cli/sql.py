@@ -30,7 +30,7 @@ from topics.plurals import counted
 if TYPE_CHECKING:
     from topics.spark.sql.tables import Tables
 
-FORMS = ("table", "json", "jsonl", "csv")
+FORMS = ("table", "json", "jsonl", "csv", "arrays")
 SPARK, DUCKDB = "spark", "duckdb"
 LOOK_S = 0.1
 CANCEL_S = 10.0  # time for an interrupted query to stop
@@ -93,8 +93,8 @@ def execute(args: argparse.Namespace) -> int:
         statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
         if not statements and not is_prompt:
             raise usage("there is no statement to run; pass one as an argument or on standard input")
-        if len(statements) != 1 and (args.parquet is not None or args.watch is not None):
-            raise usage("--parquet and --watch: pass one statement")
+        if len(statements) != 1 and (args.parquet is not None or args.watch is not None or args.format == "arrays"):
+            raise usage("--parquet, --watch and arrays: pass one statement")
         _check(options, statements)
         with warnings.catch_warnings(), ENGINES[engine](options, args) as tables:
             warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself

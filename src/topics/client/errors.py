@@ -106,6 +106,13 @@ class NotWriter(TopicsError):
 class TopicFull(TopicsError): ...
 
 
+class QueryFailed(TopicsError):
+    """The statement is wrong, takes too long or needs too much memory: the message says which."""
+
+
+class SqlUnavailable(TopicsError): ...
+
+
 class Throttled(TopicsError):
     """The server is busy, or a limit is reached: retry after `retry_after` seconds."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logs.Log("mcp")
 
-HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::")  # addresses at which this machine finds the server at 127.0.0.1
-
 
 def build(settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> TopicsApp:
     """Return a server that has `/mcp`, too."""
@@ -63,10 +61,8 @@ class Endpoint:
 
     async def _begin(self) -> Exchange:
         module = await asyncio.to_thread(import_module, "topics.mcp.exchange")
-        settings, port = self.app.settings, self.app.port
-        # A process that asks over TLS would need the certificate of who has signed that of the server.
-        url = f"http://127.0.0.1:{port}" if settings.tls_cert is None and settings.host in HERE else None
-        exchange: Exchange = module.Exchange(self._in_process, destructive=self._destructive, sql_url=url)
+        processes = self.app.processes
+        exchange: Exchange = module.Exchange(self._in_process, destructive=self._destructive, processes=processes)
         self._serving.add(await exchange.begin())
         return exchange
 

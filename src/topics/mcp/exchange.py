@@ -11,22 +11,22 @@ from typing import Any
 import httpx
 
 from topics.client import AsyncTopics
-from topics.installation import is_installed
 from topics.mcp.tools import Tools, build
 from topics.server.http.messages import Request, Response
+from topics.server.loop.processes import Processes
 
 Ask = Callable[[Request], Awaitable[Response]]
 LOCAL = "http://localhost"
 
 
 class Exchange:
-    def __init__(self, ask: Ask, *, destructive: bool, sql_url: str | None) -> None:
-        """Queries go to `sql_url`, in processes of their own."""
+    def __init__(self, ask: Ask, *, destructive: bool, processes: Processes) -> None:
         self._ask = ask
         self._client: ContextVar[AsyncTopics] = ContextVar("client")
         self._key: ContextVar[str | None] = ContextVar("key")
-        sql = None if sql_url is None or not is_installed("duckdb") else lambda: (sql_url, self._key.get())
-        server = build(Tools(self._client.get, sql=sql, beside_server=True), destructive=destructive)
+        url = processes.own_url()
+        sql = None if url is None else lambda: (url, self._key.get())
+        server = build(Tools(self._client.get, sql=sql, processes=processes), destructive=destructive)
         server.streamable_http_app(json_response=True, stateless_http=True)
         self._manager = server.session_manager
 
@@ -69,8 +69,7 @@ class Exchange:
         }  # fmt: skip
         async with AsyncTopics(LOCAL, retries=0, transport=_InProcess(self._ask, request)) as topics:
             self._client.set(topics)
-            _, _, key = request.headers.get(b"authorization", b"").partition(b" ")
-            self._key.set(key.strip().decode("latin-1") or None)
+            self._key.set(request.key)
             await self._manager.handle_request(scope, receive, send)
         return Response(status, b"".join(parts), content_type)
 

@@ -6,15 +6,10 @@ and its description.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from functools import wraps
 from itertools import count
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import msgspec
@@ -30,13 +25,12 @@ from topics.client.errors import TopicsError
 from topics.client.items import Filter, ScheduleOptions
 from topics.errors import Code
 from topics.model.queue import JobState
+from topics.server.loop.processes import Processes
 
 MAX_RECORDS = 200  # of one answer
 MAX_ANSWER_BYTES = 60_000  # a model reads about 15,000 tokens of it
 MAX_VALUE_CHARS = 10_000  # of one record in an answer that is too long
 MAX_WAIT_S = 50  # clients of agents give up after a minute
-SQL_S = 50
-MAX_QUERIES = 2  # at a time
 NODE = "agent"
 
 Topic = Annotated[str, Field(description="name of the topic")]
@@ -59,22 +53,18 @@ DESTROYS = "delete_records", "delete_topic", "delete_schedule"
 
 
 class Tools:
-    """The tools. `client` returns the client of a call, and `sql` the address and the key for a query, if it may.
-
-    A query is a process. It has a lower priority where it runs `beside_server`.
-    """
+    """The tools. `client` returns the client of a call, and `sql` the address and the key for a query, if it may."""
 
     def __init__(
         self,
         client: Callable[[], AsyncTopics],
         *,
         sql: Callable[[], tuple[str, str | None]] | None = None,
-        beside_server: bool = False,
+        processes: Processes | None = None,
     ) -> None:
         self._client = client
         self._sql = sql
-        self._before = ("nice", "-n", "5") if beside_server and shutil.which("nice") else ()
-        self._queries = asyncio.Semaphore(MAX_QUERIES)
+        self._processes = processes or Processes()
 
     @property
     def topics(self) -> AsyncTopics:
@@ -128,25 +118,9 @@ class Tools:
         """Query topics with SQL, such as: select data.sku, count(*) from orders group by 1."""
         assert self._sql is not None
         url, token = self._sql()
-        # Spark takes many seconds to start, and lets a statement read files.
-        words = [sys.executable, "-m", "topics", "sql", "--duckdb", "--no-files", "--json", "--url", url]
-        async with self._queries:
-            with _key_option(token) as key:
-                process = await asyncio.create_subprocess_exec(
-                    *self._before, *words, *key, "--limit", str(limit), "--", query,
-                    stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-                )  # fmt: skip
-                try:
-                    out, err = await asyncio.wait_for(process.communicate(), SQL_S)
-                except TimeoutError:
-                    raise ValueError(f"the query took longer than {SQL_S} s: ask for less") from None
-                finally:
-                    if process.returncode is None:
-                        process.kill()
-        if process.returncode:
-            raise ValueError(err.decode("utf-8", "replace")[-2000:])
-        rows = json.loads(out)
-        more = "narrow the query with where, or raise limit" if len(rows) >= limit else None
+        found = await self._processes.query(url, token, query, limit=limit)
+        rows = [dict(zip(found.columns, msgspec.json.decode(row), strict=True)) for row in found.rows]
+        more = "narrow the query with where, or raise limit" if found.is_cut else None
         return bounded({"rows": rows, "to_continue": more})
 
     # --- write
@@ -213,18 +187,6 @@ class Tools:
     async def delete_schedule(self, name: str) -> str:
         """Delete a schedule. Records that it has appended stay."""
         return bounded({"deleted": await self.topics.drop_schedule(name)})
-
-
-@contextmanager
-def _key_option(token: str | None) -> Iterator[tuple[str, ...]]:
-    """Return the option that names a file with the key, which only this user can read."""
-    if token is None:
-        yield ()
-        return
-    with NamedTemporaryFile("w", prefix="topics-", encoding="latin-1") as file:
-        file.write(token)
-        file.flush()
-        yield ("--token-file", file.name)
 
 
 async def _page(rows: AsyncIterator[Any], limit: int, after: str, name: str, tool: str) -> str:

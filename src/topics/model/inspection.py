@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
 from topics.model.topic import U64
 from topics.model.wire import Performance
 
+SQL_ROWS, MAX_SQL_ROWS = 1000, 10_000  # of an answer: by default, and at most
 RANGES, MAX_RANGES = 500, 2000  # of a timeline: by default, and at most
 
 
@@ -87,4 +88,66 @@ class TimelineAnswer(Struct, kw_only=True):
     live: Annotated[U64, "the number of stored records"]
     deleted: Annotated[U64, "the number of deleted records"]
     lost: Annotated[U64, "the number of lost records"]
+    performance: Performance
+
+
+class SqlRequest(Struct):
+    """A statement. Topics are tables with the columns `topic`, `seq`, `ts`, `node`, `tag`, `meta` and `data`."""
+
+    query: Annotated[str, "one statement, such as `select tag, count(*) from orders group by tag`"]
+    limit: Annotated[int, "most rows of the answer; at most 10000; default: 1000"] = SQL_ROWS
+
+
+class SqlAnswer(Struct):
+    """The rows of a query."""
+
+    columns: Annotated[list[str], "the names of the columns"]
+    rows: Annotated[list[list[Any]], "the values of each row, in the order of the columns"]
+    more: Annotated[bool, "whether there are more rows than the limit, or than 4 MiB"]
+    performance: Performance
+
+
+class ReplicaFigures(Struct, kw_only=True):
+    """What the bucket of a replica has."""
+
+    replica: Annotated[str, "the id of the replica"]
+    term: Annotated[U64, "the term of its last object: it grows with each server that takes over"] = 0
+    host: Annotated[str, "the machine that wrote it"] = ""
+    address: Annotated[str, "where clients reach the writer"] = ""
+    last_object: Annotated[U64, "its number"] = 0
+    last_ms: Annotated[U64, "when it was written"] = 0
+    checkpoint: Annotated[U64, "the number of the last checkpoint; 0 if there is none"] = 0
+    clean: Annotated[bool, "whether the writer has stopped in order"] = False
+    objects: Annotated[U64, "objects of the log"] = 0
+    files: Annotated[U64, "files of checkpoints"] = 0
+    bytes: Annotated[U64, "the size of all of them"] = 0
+    objects_last_hour: Annotated[U64, "uploads of the log in the last hour"] = 0
+    oldest_ms: Annotated[U64, "the oldest moment that can be restored; 0 if there is none"] = 0
+
+
+class ReplicaAnswer(Struct, kw_only=True):
+    """The replica of a server, and who follows it."""
+
+    role: Annotated[Literal["none", "writer", "standby"], "what this server is; `none` without a replica"]
+    writer: Annotated[str | None, "the address of the writer, of a standby"] = None
+    lag_ms: Annotated[U64 | None, "how far the bucket, or a standby, is behind"] = None
+    lag_bytes: Annotated[U64 | None, "bytes of the log that are not uploaded"] = None
+    uploads: Annotated[U64 | None, "objects of the log that were uploaded since the start"] = None
+    failures: Annotated[U64 | None, "requests to the bucket that failed since the start"] = None
+    failure: Annotated[str | None, "the last failure, while the bucket does not answer or cannot be listed"] = None
+    followers: Annotated[list[FollowerInfo], "standbys and read replicas; only the writer knows them"] = []
+    stored: Annotated[ReplicaFigures | None, "what the bucket has, at most 10 minutes old; null before the first look"]
+    performance: Performance
+
+
+class PromoteRequest(Struct, forbid_unknown_fields=True):
+    """Which standby takes over."""
+
+    to: Annotated[str, "the name of the standby, from `followers`"]
+
+
+class Promoted(Struct):
+    """A switch that has begun."""
+
+    standby: Annotated[str, "the server that takes over"]
     performance: Performance

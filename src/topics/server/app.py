@@ -16,6 +16,7 @@ from topics.config import Settings
 from topics.engine.engine import Engine
 from topics.engine.state.topics import SegmentLimits, State
 from topics.errors import Code, TopicsError
+from topics.installation import is_installed
 from topics.model.access import StoredKey
 from topics.model.records import Limits
 from topics.server.access.audit import Audit
@@ -31,6 +32,7 @@ from topics.server.limits.loop_holds import LoopHolds
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding, Scheduling
+from topics.server.loop.processes import Processes, ReplicaLooks
 from topics.server.loop.runtime import Runtime, Ticker
 from topics.server.loop.samples import Column, QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers, Slices
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 log = logs.Log("server")
 
 FREE_S = 10  # until the last timers of a state that is no longer served have passed
+HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::")  # addresses at which this machine finds the server at 127.0.0.1
 EXIT_HALTED = 70  # of a process whose state differs from its log: the next start replays the log
 
 
@@ -85,11 +88,18 @@ class TopicsApp:
         self.handle = self.requests.handle
         self.answer = self.requests.answer
         self.abandon = self.requests.abandon
+        self.processes = Processes(self._own_url)
         self._recovered = False
         self._switching: asyncio.Task[None] | None = None
         self.port = settings.port  # the one that the server listens on
         self.stop_server: Callable[[Exception | None], None] = lambda failure: None  # ends the process
         self._datadir = open_directory(settings)  # before the server says that it listens
+
+    def _own_url(self) -> str | None:
+        """Return where a query of this machine finds the server; None if it cannot, or nothing can answer it."""
+        # Over TLS it would need the certificate of who has signed that of the server.
+        is_found = self.settings.tls_cert is None and self.settings.host in HERE and is_installed("duckdb")
+        return f"http://127.0.0.1:{self.port}" if is_found else None
 
     async def start(self) -> None:
         if self.settings.standby and await self._follow():
@@ -183,6 +193,7 @@ class TopicsApp:
         engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
         self._follow_keys(state)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
+        runtime.open_ended.add(self.processes)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         if standby is None:
             self.scheduling = Scheduling(runtime)
@@ -202,6 +213,7 @@ class TopicsApp:
             sessions=sessions, pattern_waiters=sessions.pattern_waiters, job_waiters=job_waiters,
             samples=Samples(runtime, sampled), queue_samples=QueueSamples(runtime),
             reader_samples=ReaderSamples(runtime), storage=storage, replica=replica, standby=standby,
+            looks=ReplicaLooks(self.processes, settings.replica),
         )  # fmt: skip
         if storage is not None:
             storage.begin(engine, slices)

@@ -25,6 +25,8 @@ from topics.model import consumer as consuming
 from topics.model import router as routing
 from topics.model import schedule as scheduling
 
+QUERY_MS = 70_000  # a query may wait for others
+
 if TYPE_CHECKING:  # httpx: `Client`, which has its own connection, needs none
     from topics.client._async.transport import AsyncTransport
 
@@ -451,6 +453,31 @@ class AsyncManagementCalls(AsyncCalls):
         print(found.columns, found.rows[-1])
         """
         return await self._http.call("GET", with_query("/v0/samples", after=after, queue=queue), inspection.Samples)
+
+    async def sql(self, query: str, *, limit: int = inspection.SQL_ROWS) -> inspection.SqlAnswer:
+        """Return the rows of a statement, in which topics are tables. The server needs the extra `sql`.
+
+        print((await topics.sql("select tag, count(*) from orders group by tag")).rows)
+        """
+        body = {"query": query, "limit": limit}
+        return await self._http.call("POST", "/v0/sql", inspection.SqlAnswer, body=body, wait_ms=QUERY_MS)
+
+    async def replica(self) -> inspection.ReplicaAnswer:
+        """Return how far the replica of the server is behind, what it has, and which servers follow.
+
+        print((await topics.replica()).role)
+        """
+        return await self._http.call("GET", "/v0/replica", inspection.ReplicaAnswer)
+
+    async def promote(self, to: str) -> inspection.Promoted:
+        """Let a standby take over. The writer stops in order, and nothing is lost.
+
+        await topics.promote("standby-4001")
+        """
+        body = {"to": to}
+        return await self._http.call(
+            "POST", "/v0/replica/promote", inspection.Promoted, body=body, wait_ms=QUERY_MS, safe=False
+        )
 
     async def whoami(self) -> inspection.Whoami:
         """Return the scopes and prefixes of the API key. Raises `Unauthorized` if the server does not know it.

@@ -196,6 +196,9 @@ PREVIEW_SCHEDULE = Operation("preview schedule", Scope.READ, names=_OF_SCHEDULE,
 PROBE = Operation("probe")
 READ_METRICS = Operation("read metrics", Scope.READ)
 READ_SAMPLES = Operation("read samples", Scope.READ)
+QUERY = Operation("query", Scope.READ, activity="diff")
+READ_REPLICA = Operation("read replica", Scope.READ)
+PROMOTE = Operation("promote", Scope.ADMIN)
 READ_OWN_RIGHTS = Operation("read own rights")
 CREATE_TOKEN = Operation("create token")  # which has at most the rights of the key
 REVOKE_TOKENS = Operation("revoke tokens", Scope.ADMIN)

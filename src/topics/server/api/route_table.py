@@ -8,6 +8,7 @@ from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations as ops
 from topics.server.api.handlers import (
     access,
+    commands,
     consumers,
     diff,
     queues,
@@ -124,6 +125,11 @@ ROUTES = [
           query=(Parameter("after", int, 0), Parameter("queue", str), Parameter("readers", bool, False),
                  Parameter("minutes", bool, False), Parameter("topic", str), Parameter("from_ts", int),
                  Parameter("to_ts", int), Parameter("points", int, 120))),
+    Route("POST", "/v0/sql", commands.run_sql, ops.QUERY, console=True, body=inspection.SqlRequest,
+          answer=inspection.SqlAnswer),
+    Route("GET", "/v0/replica", commands.get_replica, ops.READ_REPLICA, answer=inspection.ReplicaAnswer),
+    Route("POST", "/v0/replica/promote", commands.promote, ops.PROMOTE, body=inspection.PromoteRequest,
+          answer=inspection.Promoted),
     Route("GET", "/", operation=ops.READ_DOCUMENT, **at_any_time(looks.get_index), probe=True,
           answers={200: inspection.Index, 302: "text/html"}),
     *(Route("GET", path, operation=ops.READ_DOCUMENT, **at_any_time(looks.get_asset, name), probe=True,

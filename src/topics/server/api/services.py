@@ -20,6 +20,7 @@ from topics.server.access.caller import Caller, Quotas
 from topics.server.access.key_ring import Failures, KeyRing
 from topics.server.http.messages import Request
 from topics.server.http.server import HttpServer
+from topics.server.loop.processes import ReplicaLooks
 from topics.server.loop.samples import QueueSamples, ReaderSamples, Samples
 from topics.server.loop.sliced_work import SharedAnswers
 from topics.server.loop.storage import Storage
@@ -139,6 +140,7 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     storage: Storage | None  # None without a data directory
     replica: ReplicaService | None = None
     standby: StandbyService | None = None
+    looks: ReplicaLooks
     # Topics with metrics of their own, by the prefixes of a key.
     named_topics: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
 

@@ -83,6 +83,11 @@ class Request(msgspec.Struct, gc=False):
     memo: Memo | None = None
     timings: Timings = NO_ROUTE
 
+    @property
+    def key(self) -> str | None:
+        """The key or token in the header of this request, if any."""
+        return self.headers.get(b"authorization", b"").partition(b" ")[2].strip().decode("latin-1") or None
+
 
 class Response(msgspec.Struct, gc=False):
     """One answer. The parts of a list body are written in order, not joined; they must not change before that."""
@@ -112,7 +117,7 @@ class Deferred(msgspec.Struct, eq=False):
     _response: Response | None = None
     cancelled: bool = False
     _over: Callable[[Response | None], None] | None = None
-    on_hurry: Callable[[], None] | None = None  # answers at once with what there is, if the answer waits for something
+    on_hurry: Callable[[], object] | None = None  # answers at once with what there is
 
     def resolve(self, response: Response) -> None:
         if self.cancelled:

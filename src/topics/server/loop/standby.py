@@ -166,16 +166,18 @@ class StandbyService(StoreHost):
         standby, settings = self.standby, self._settings
         if standby is None or standby.is_over:
             return
-        announced = objects.Announced(
-            name=self._name, address=self._address, takes_over=not settings.no_takeover,
-            object=standby.following.number, lag_ms=standby.lag_ms, at_ms=self._clock.now_ms(),
-        )  # fmt: skip
 
         def done(error: Exception | None) -> None:
             self._later(min(ALIVE_MS, settings.takeover_after_ms // 3), self._announce)
 
-        data = msgspec.json.encode(announced)
+        data = msgspec.json.encode(self.announced(standby))
         self._announcer.submit(lambda: self._bucket.put(self._object, data), done)
+
+    def announced(self, standby: Standby) -> objects.Announced:
+        return objects.Announced(
+            name=self._name, address=self._address, takes_over=not self._settings.no_takeover,
+            object=standby.following.number, lag_ms=standby.lag_ms, at_ms=self._clock.now_ms(),
+        )  # fmt: skip
 
     def _later(self, ms: int, then: Callable[[], None]) -> None:
         self._loop.call_later(ms / 1000, then)

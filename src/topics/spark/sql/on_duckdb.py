@@ -29,6 +29,8 @@ from topics.spark.sql.text import DUCKDB, BadQuery, Statement, known
 
 BATCH_ROWS = 10_000
 ELEMENT = "v"
+# Without files: a statement of somebody else, in the memory that a server leaves it.
+ALONE: dict[str, Any] = {"enable_external_access": "false", "memory_limit": "1GB", "threads": "2", "temp_directory": ""}
 SETUP = (
     "SET TimeZone = 'UTC'",
     "SET default_null_order = 'nulls_first_on_asc_last_on_desc'",  # as Spark
@@ -46,9 +48,9 @@ class DuckTables(Tables):
     def __init__(self, options: Mapping[str, str], *, gaps: bool = False, files: bool = True) -> None:
         """Without `files`, a statement reads topics and lakes, and no other file of this machine."""
         super().__init__(options, gaps=gaps)
-        self._database = duckdb.connect(config={"enable_external_access": "true" if files else "false"})
+        self._database = duckdb.connect(config={} if files else ALONE)
         self._views: dict[str, _Topic] = {}
-        for statement in SETUP:
+        for statement in (*SETUP, *(() if files else ("SET lock_configuration = true",))):
             self._database.execute(statement)
 
     def close(self) -> None:

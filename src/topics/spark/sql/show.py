@@ -1,4 +1,4 @@
-"""Print the rows of an answer as a table, JSON, JSON lines or CSV, or write them as Parquet."""
+"""Print the rows of an answer as a table, JSON, JSON lines, JSON arrays or CSV, or write them as Parquet."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ def lines(answer: Answer, form: str, *, limit: int | None = None) -> Iterator[st
         yield _csv(names)
         for row in answer.rows(limit):
             yield _csv([_cell(value, null="") for value in row])
+        return
+    if form == "arrays":  # the first one has the names
+        yield _json(names)
+        yield from (_json([*map(plain, row)]) for row in answer.rows(limit))
         return
     _check_names(names, "JSON")
     texts = (_json(dict(zip(names, map(plain, row), strict=True))) for row in answer.rows(limit))

@@ -8,6 +8,7 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
+from topics.model.inspection import ReplicaFigures
 from topics.storage.replica import objects
 from topics.storage.replica.bucket import Bucket, Listed
 from topics.storage.replica.history import History
@@ -24,22 +25,9 @@ class Pruned(Struct, kw_only=True):
     oldest_ms: int = 0  # the oldest moment that can be restored from now on; 0 if nothing was old enough to remove
 
 
-class Status(Struct, kw_only=True):
+class Status(ReplicaFigures, Struct, kw_only=True):
     """Figures of a replica."""
 
-    replica: str
-    term: int = 0
-    host: str = ""
-    address: str = ""
-    last_object: int = 0
-    last_ms: int = 0
-    checkpoint: int = 0
-    clean: bool = False
-    objects: int = 0
-    files: int = 0
-    bytes: int = 0
-    objects_last_hour: int = 0
-    oldest_ms: int = 0
     standbys: list[Announced] = []
     lag_ms: int | None = None  # of the replica, as the writer reports it; None if it does not answer
     failures: list[str] = []  # what the writer reports, or why it does not answer

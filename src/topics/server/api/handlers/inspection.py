@@ -16,11 +16,12 @@ from topics import __version__
 from topics.engine.read import timeline
 from topics.engine.steps import Steps, once_loaded, run_all
 from topics.errors import Code, TopicsError, invalid
-from topics.model.inspection import MAX_RANGES, RANGES, FollowerInfo, Index, Samples, TimelineAnswer, Whoami
+from topics.model.inspection import MAX_RANGES, RANGES, Index, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
 from topics.server.access.caller import admit
+from topics.server.api.handlers.commands import followers
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services, Startup
 from topics.server.http.browser_origin import PAGE_MEDIA, names_any
@@ -148,10 +149,8 @@ def list_samples(services: Services, call: Call) -> Answer:
         sampled = MINUTE_MS, MINUTES, services.samples.names
     else:
         rows, sampled = services.samples.rows(after), (INTERVAL_MS, CAPACITY, services.samples.names)
-    replication = None if services.replica is None else services.replica.replication
-    announced = [] if replication is None else replication.followers
-    followers = [FollowerInfo(one.name, one.address, one.takes_over, one.lag_ms) for one in announced]
-    return json_answer(200, Samples(*sampled, rows, performance(call.request), followers or None))
+    following = None if services.standby is not None else followers(services) or None
+    return json_answer(200, Samples(*sampled, rows, performance(call.request), following))
 
 
 def _history(services: Services, call: Call, name: str, found: dict[str, str]) -> Answer:
