@@ -351,6 +351,9 @@ class SimFile:
     def lend(self, size: int, at: int) -> memoryview | None:
         return None
 
+    def view(self) -> memoryview | None:
+        return None
+
     def datasync(self) -> None:
         self._sync("datasync")
 

@@ -327,6 +327,10 @@ class File:
             mapped = self._mapped = Mapped.of(self._fd)
         return mapped.lend(size, at) if mapped is not None else None
 
+    def view(self) -> memoryview | None:
+        """Return all bytes, in memory or not, if some were lent before. Slice them like what `lend` returns."""
+        return None if self._mapped is None else self._mapped.view
+
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
         """Return what `pread` returns, or None if that would wait for the disk. For callers that must not block."""
         if _NOWAIT is None:

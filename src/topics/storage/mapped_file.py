@@ -45,11 +45,11 @@ _MAP_FAILED = ctypes.c_size_t(-1).value
 class Mapped:
     """A mapping of a whole file whose size no longer changes."""
 
-    __slots__ = ("_asked_at", "_complete", "_fd", "_resident", "_view")
+    __slots__ = ("_asked_at", "_complete", "_fd", "_resident", "view")
 
     def __init__(self, fd: int, view: memoryview) -> None:
         self._fd = fd
-        self._view = view
+        self.view = view
         self._resident = bytearray(-(-len(view) // _PAGE_BYTES))  # one byte per page: 1 if the page was in memory
         self._complete = False  # whether all pages were in memory: reads then skip their own check
         self._asked_at = -MOMENT_S
@@ -72,14 +72,14 @@ class Mapped:
         end = at + size
         if not self._complete and self._resident.find(0, at // _PAGE_BYTES, (end - 1) // _PAGE_BYTES + 1) >= 0:
             return None
-        found = self._view[at:end]
+        found = self.view[at:end]
         return found if len(found) == size else None
 
     def _ask(self) -> None:
         assert _kernel is not None
-        size = len(self._view)
+        size = len(self.view)
         cut = os.lseek(self._fd, 0, os.SEEK_END) < size
-        if cut or _kernel.mincore(_address_of(self._view), size, _address_of(self._resident)) != 0:
+        if cut or _kernel.mincore(_address_of(self.view), size, _address_of(self._resident)) != 0:
             self._resident[:] = bytes(len(self._resident))
         self._complete = 0 not in self._resident
         self._asked_at = monotonic()

@@ -100,7 +100,10 @@ class Prometheus:
             require(self._process.poll() is None, f"prometheus has ended: {self._directory / 'log'}")
             with contextlib.suppress(OSError):
                 now = await asyncio.to_thread(self._firing)
-                self.fired += [Firing(*one, time.monotonic() - self._began) for one in sorted(now - before)]
+                fired = [Firing(*one, time.monotonic() - self._began) for one in sorted(now - before)]
+                for one in fired:
+                    print(f"{one.at_s:6.0f} s  alert {one.alert} {one.labels}".rstrip(), flush=True)
+                self.fired += fired
                 before = now
 
     def _firing(self) -> set[tuple[str, str]]:

@@ -14,7 +14,8 @@ from tests.faults.soak.target import Target
 
 SPARE_DESCRIPTORS = 1_500  # of both processes, for everything else
 AT_ONCE = 50  # connections that are opened before the next wait
-BATCH = 150  # topics that are created, written to and deleted together
+BATCH = 30  # topics that are created, written to and deleted together,
+PARTS = 10  # over so many connections: each request waits for a sync
 REFUSED = (429, 503)
 
 
@@ -67,8 +68,9 @@ class MassPart(Part):
 
     name = "mass"
 
-    def __init__(self, target: Target, rng: Random, *, per_s: float) -> None:
+    def __init__(self, target: Target, rng: Random, prefix: str = "mass-", *, per_s: float) -> None:
         super().__init__(target, rng)
+        self._prefix = prefix
         self._per_s = per_s
         self._number = 0
         self._there: set[str] = set()  # created, or perhaps created
@@ -80,7 +82,7 @@ class MassPart(Part):
     async def round(self) -> None:
         for _ in self.steps(5, 10):
             began = time.monotonic()
-            names = [f"mass-{self._number + at}" for at in range(BATCH)]
+            names = [f"{self._prefix}{self._number + at}" for at in range(BATCH)]
             self._number += BATCH
             self._there.update(names)
             self._refused = False
@@ -113,7 +115,14 @@ class MassPart(Part):
 
     async def check(self) -> None:
         """Only topics whose deletion was refused are there."""
-        answer = await self.client.must("GET", "/v0/topics?prefix=mass-&page_size=1000")
+        answer = await self.client.must("GET", f"/v0/topics?prefix={self._prefix}&page_size=1000")
         found = {one["topic"] for one in answer["topics"]}
         require(found <= self._there, f"deleted topics are there: {sorted(found - self._there)[:3]}")
         await self._delete(sorted(found))
+
+
+def mass_parts(target: Target, seed: int, *, per_s: float) -> list[Part]:
+    return [
+        MassPart(target, Random(f"{seed} masses {number}"), f"mass-{number}-", per_s=per_s / PARTS)
+        for number in range(PARTS)
+    ]

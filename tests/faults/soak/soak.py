@@ -14,7 +14,7 @@ from tests.faults.soak.alerts import Prometheus, judge
 from tests.faults.soak.faults import Faults
 from tests.faults.soak.flows import ConsumerPart, RouterPart
 from tests.faults.soak.logs import log_parts
-from tests.faults.soak.masses import Crowd, MassPart
+from tests.faults.soak.masses import Crowd, mass_parts
 from tests.faults.soak.part import Part
 from tests.faults.soak.queues import queue_parts
 from tests.faults.soak.table import directory_mib, table
@@ -57,6 +57,8 @@ class Soak:
             await self._target.stop()
         except Violation as error:
             self._found(str(error))
+        except Exception:
+            self._found(traceback.format_exc())
         finally:
             self._target.kill()
             self._prometheus.stop()
@@ -104,7 +106,7 @@ class Soak:
             RouterPart(target, Random(f"{seed} routers")),
             ConsumerPart(target, Random(f"{seed} consumers")),
             WatchPart(target, Random(f"{seed} watchers")),
-            MassPart(target, Random(f"{seed} masses"), per_s=self._topics_per_s),
+            *mass_parts(target, seed, per_s=self._topics_per_s),
         ]
         return [part for part in parts if not self._only or part.name in self._only]
 

@@ -294,9 +294,9 @@ def test_segment_whose_columns_are_freed_keeps_nothing_that_follows_from_them():
     first, second = disk.reopened(), disk.reopened()
     first.mark([1, 3], 1)
     before = waiting(first.holes)
-    assert first.holes()[0] is before[0]
+    assert first.holes()[1] is before[1]
     waiting(lambda: second.read(0, 1))
     disk.caches.trim()
     after = waiting(first.holes)
     assert after == before
-    assert after[0] is not before[0]
+    assert after[1] is not before[1]

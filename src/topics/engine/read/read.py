@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -112,7 +113,11 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
     if low < 0:
         return None
     if segment.marks is not None:
-        return _read_around(segment, low, query, is_open=is_open)
+        found = _around(segment, low, count, query, query.limit, query.max_bytes)
+        if found is None or (found[1] < query.limit and not is_open):
+            return None
+        parts, kept, stop = found
+        return Reading(parts, kept, segment.first + stop - 1, stop - low)
     stop = low + query.limit
     if stop > count:
         if not is_open:
@@ -128,32 +133,46 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
     return Reading([piece], stop - low, from_seq + stop - low, stop - low)
 
 
-def _read_around(segment: Segment, low: int, query: Query, *, is_open: bool) -> Reading | None:
-    """Do what `_read_whole` does if few records are deleted: read the range in one piece, and cut these records out.
+def _around(
+    segment: Segment, low: int, high: int, query: Query, limit: int, max_bytes: int
+) -> tuple[list[Rendered], int, int] | None:
+    """Return the live records of [low, high), `limit` at most, as parts; their number; and the position behind them.
 
-    That takes 5 µs for ten of them among a thousand records, where the slow path takes 50 µs.
+    If few records are deleted, that takes one read, out of which they are cut: ten of a thousand records cost 8 µs, and
+    50 µs on the slow path. Return None otherwise.
     """
-    if (segment.count - segment.live) * FEW_HOLES > segment.count:
+    dead, holes, ranks, bounds = segment.holes()
+    if dead * FEW_HOLES > segment.count:
         return None
-    holes, bounds = segment.holes()
-    at = end = bisect_left(holes, low)
-    stop = low + query.limit
-    # Bound: the deleted records of the range; mostly two rounds.
-    while (more := bisect_left(holes, stop, end)) > end:
-        stop, end = stop + more - end, more
-    if stop > segment.count:
-        if not is_open:
-            return None
-        stop = segment.count
+    at = bisect_left(holes, low)
+    # A deleted record lies before the end if fewer than `limit` live ones lie between `low` and it.
+    end = bisect_left(ranks, low - at + limit, at)
+    stop = low + limit + end - at
+    if stop > high:
+        stop, end = high, bisect_left(holes, high, at)
     offsets = segment.columns.offsets
-    base, upto = offsets[low], offsets[stop]
-    size = upto - base
-    if end - at > MAX_HOLES or stop - low > query.examine or size > query.max_bytes:
+    base = offsets[low]
+    size = offsets[stop] - base
+    if end - at > MAX_HOLES or stop - low > query.examine or size > max_bytes:
         return None
     whole = segment.lend(low, stop) if query.lend and size >= LENT_BYTES else segment.read(low, stop)
-    view, cuts = memoryview(whole), iter((base, *bounds[2 * at : 2 * end], upto))
-    parts: list[Rendered] = [view[a - base : b - base] for a, b in zip(cuts, cuts, strict=True) if a < b]
-    return Reading(parts, stop - low - end + at, segment.first + stop - 1, stop - low)
+    count = stop - low - end + at
+    if at == end:
+        return [whole], count, stop
+    runs_lent = segment.runs_lent() if type(whole) is memoryview else None
+    if runs_lent:  # a view that is made now costs 2 µs
+        parts = [whole[: bounds[2 * at] - base], *runs_lent[at : end - 1], whole[bounds[2 * end - 1] - base :]]
+        return list(filter(None, parts)), count, stop
+    view, begin = memoryview(whole), 0
+    parts = []
+    for number in range(2 * at, 2 * end, 2):
+        upto = bounds[number] - base
+        if begin < upto:
+            parts.append(view[begin:upto])
+        begin = bounds[number + 1] - base
+    if begin < size:
+        parts.append(view[begin:])
+    return parts if size >= LENT_BYTES else [b"".join(parts)], count, stop
 
 
 def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
@@ -273,6 +292,22 @@ def _take(
     marks = segment.marks
     if query.nodes or query.match is not None or marks is not None:
         nodes = query.nodes if topic.config.dedupe_node else None
+        if (
+            marks is not None
+            and not nodes
+            and query.match is None
+            and reading.spans is None
+            and reading.missing is None
+        ):
+            with suppress(Cold, Damaged):  # the slow path finds everything that is needed
+                if query.projection.is_stored_form and (
+                    found := _around(segment, low, high, query, query.limit - reading.count, budget_bytes)
+                ):
+                    parts, count, stop = found
+                    reading.parts += parts
+                    reading.count += count
+                    reading.next_from_seq = segment.first + stop - 1
+                    return budget_bytes - sum(map(len, parts))
         # Whether a record is skipped, as far as that is cheap to find out.
         if (
             query.match is not None

@@ -27,6 +27,8 @@ from topics.storage.segments.segment_caches import Loaded, SegmentCaches, Segmen
 from topics.storage.snapshot import SegmentRef
 
 LARGE_INDEX_BYTES = 4 << 20
+MAX_RUNS = 2048  # a view has 200 bytes
+_NO_RUNS: tuple[int, list[memoryview]] = (-1, [])
 SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
 
 _FLAG_OF_MARK = bytes((codec.LIVE, codec.DELETED, codec.LOST)).ljust(256, b"\0")
@@ -58,7 +60,7 @@ class SealedSegment(SegmentFile):
     """A run of records in a file. The store writes new marks to the file, see `save_marks`."""
 
     __slots__ = (
-        "_damage", "_fetched", "_held", "_marks_known", "_pending", "_unsaved",
+        "_damage", "_fetched", "_held", "_marks_known", "_pending", "_runs", "_unsaved",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +83,7 @@ class SealedSegment(SegmentFile):
         self._unsaved: bytearray | None = None  # a byte per record: 1 if the file may lack its mark; None for no record
         if pending:
             self._note_unsaved(marked_positions(pending))
+        self._runs = _NO_RUNS  # for so many records that are not live: see `runs_lent`
         self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
 
     @classmethod
@@ -290,6 +293,17 @@ class SealedSegment(SegmentFile):
                 if lent is not None:
                     return lent
         return self.read(low, high)
+
+    def runs_lent(self) -> list[memoryview]:
+        dead, at, _, bounds = self.holes()
+        if self._runs[0] != dead and len(at) <= MAX_RUNS and (view := self._open().view()) is not None:
+            view = view[codec.HEADER_BYTES :]
+            self._runs = dead, [view[bounds[n] : bounds[n + 1]] for n in range(1, 2 * len(at) - 1, 2)]
+        return self._runs[1] if self._runs[0] == dead else []
+
+    def forget_holes(self) -> None:
+        super().forget_holes()
+        self._runs = _NO_RUNS
 
     # --- results of fetches
 

@@ -17,7 +17,7 @@ from topics.storage.segments.marks import FEW, LIVE, Positions
 
 Rendered = bytes | memoryview  # of records, from a file without another copy or from memory
 T = TypeVar("T")
-_NO_HOLES = (-1, array("I"), array("I"))
+_NO_HOLES = (-1, array("I"), array("I"), array("I"))
 
 
 class Damaged(Exception):
@@ -78,15 +78,20 @@ class Segment:
     def marks(self) -> bytearray | None:
         return self._marks
 
-    def holes(self) -> tuple[array[int], array[int]]:
-        """Return the positions of all marked records, and where their bytes begin and end, in turn."""
+    def holes(self) -> tuple[int, array[int], array[int], array[int]]:
+        """Return the marked records: number, positions, live records before each, and where bytes begin and end."""
         known, dead = self._holes, self.count - self.live
         if known[0] != dead:
             at = np.flatnonzero(np.frombuffer(self.marks or b"", np.uint8)).astype(np.uint32)
             offsets = np.frombuffer(self.columns.offsets, np.uint32)
+            ranks = at - np.arange(len(at), dtype=np.uint32)
             bounds = np.stack((offsets[at], offsets[at + 1]), axis=1)
-            known = self._holes = dead, array("I", at.tobytes()), array("I", bounds.tobytes())
-        return known[1], known[2]
+            known = self._holes = dead, *(array("I", column.tobytes()) for column in (at, ranks, bounds))  # type: ignore[assignment]
+        return known
+
+    def runs_lent(self) -> list[memoryview]:
+        """Return the bytes between marked records in mapped memory, each run in a view that is made once; [] if not."""
+        return []
 
     def forget_holes(self) -> None:
         self._holes = _NO_HOLES
