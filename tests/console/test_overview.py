@@ -61,26 +61,36 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerPr
         *[pytest.param(*one, marks=pytest.mark.torture) for one in (("dark", 1280), ("light", 390))],
     ],
 )
-def test_overview_shows_who_follows_and_how_far_it_is_behind(
+def test_replica_page_shows_who_follows_and_how_far_it_is_behind(
     open_page: OpenPage, replicas: list[ServerProcess], scheme: str, width: int
 ) -> None:
     page = open_page(replicas[0].url, color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
-    rows = page.get_by_role("region", name="Replicas").locator("tbody tr")
+    page.get_by_role("link", name="3 servers").click(timeout=60_000)
+    rows = page.get_by_role("region", name="Followers").locator("tbody tr")
     expect(rows).to_have_count(3, timeout=30_000)
     for server, role in zip(replicas[1:], ("standby", "read replica", "read replica"), strict=True):
         row = rows.filter(has_text=server.url.removeprefix("http://").replace(":", "-"))
         expect(row).to_contain_text(role)
         expect(row).to_contain_text(re.compile(r"\d ?m?s"))
         expect(row.get_by_role("link")).to_have_attribute("href", f"{server.url}/console")
+        expect(row.get_by_role("button", name="Promote")).to_have_count(int(role == "standby"))
+    expect(page.locator(".stat", has_text="Restores since")).to_contain_text("ago", timeout=120_000)
+    expect(page.locator(".stat", has_text="Stored")).to_contain_text("object")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
     if folder := os.environ.get("SCREENSHOTS"):
         page.screenshot(path=f"{folder}/replicas-{scheme}-{width}.png")
-    other = open_page(replicas[1].url, color_scheme=scheme)
+    rows.get_by_role("button", name="Promote").click()
+    expect(page.get_by_role("dialog")).to_contain_text("This server finishes its requests, uploads its last writes")
+    page.keyboard.press("Escape")
+    other = open_page(replicas[1].url, "replica", color_scheme=scheme)
     other.set_viewport_size({"width": width, "height": 900})
-    expect(other.get_by_text("This server is a standby")).to_contain_text("behind")
+    expect(other.get_by_role("heading", name="Follows")).to_contain_text(replicas[0].url)
+    expect(other.get_by_role("button", name="Promote")).to_be_visible()
     if folder := os.environ.get("SCREENSHOTS"):
         other.screenshot(path=f"{folder}/standby-{scheme}-{width}.png")
+    other.goto(f"{replicas[1].url}/console#/")
+    expect(other.get_by_text("This server is a standby")).to_contain_text("behind")
 
 
 def test_browser_that_asks_for_the_root_gets_the_console(open_page: OpenPage, url: str) -> None:

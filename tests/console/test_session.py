@@ -19,6 +19,7 @@ pytestmark = needs_browser
 LOADED = {
     "": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record", "queues": ".table .name a",
     "queues/emails": ".jobs td", "routers": ".plain td", "consumers": ".table .name", "pipelines": ".plain td",
+    "replica": ".empty", "sql": ".groups .button",
     "schedules": ".plain td", "queues/reports": ".jobs td",
     "map": ".graph .box", "topics/orders?view=seq": ".timeline .state", "queues/emails?tab=dead": ".jobs td",
 }  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.conftest import ServerProcess
+from tests.conftest import ServerProcess, StartServer
 from tests.contract.api import Api, succeeded
 from tests.live.events import wait_for
 
@@ -36,12 +37,42 @@ def test_get_returns_position_lag_and_losses(api: Api, topic: str):
     found = api.get(url(topic))
     assert found["lag_ms"] >= 0
     assert found["updated_ms"] > 1_600_000_000_000
-    for varies in ("lag_ms", "updated_ms", "performance", "epoch"):
+    assert (found["last_read"]["key"], found["last_read"]["address"]) == (None, "127.0.0.1")
+    for varies in ("lag_ms", "updated_ms", "performance", "epoch", "last_read"):
         del found[varies]
     assert found == {
         "topic": topic, "consumer": "billing", "seq": 4, "head_seq": 10, "lag_records": 6, "lost": None,
         "meta": {"host": "a", "n": [1, None]}, "expire_ms": 60_000, "hold": False, "max_hold_bytes": 0,
     }  # fmt: skip
+
+
+def test_last_reader_is_known_by_its_key_and_program(start_server: StartServer):
+    server = start_server(api_keys="root,worker:read+write,page:read")
+    headers = {key: {"authorization": f"Bearer {key}", "user-agent": f"{key}/1"} for key in ("root", "worker", "page")}
+    with httpx.Client(base_url=f"{server.url}/v0") as http:
+        http.post("/topics/jobs", json={"records": [{"data": n} for n in range(3)]}, headers=headers["root"])
+        place = "/topics/jobs/consumers/billing"
+
+        def last(key: str = "root") -> Any:
+            return http.get(place, headers=headers[key]).json()["last_read"]
+
+        names = [row["key"] for row in http.get("/keys", headers=headers["root"]).json()["keys"]]
+        http.put(place, json={"seq": 1}, headers=headers["root"])
+        first = last()
+        assert (first["key"] in names, first["client"], first["address"]) == (True, "root/1", "127.0.0.1")
+        http.post("/topics/jobs/diff", json={"consumer": "billing"}, headers=headers["worker"])
+        assert (last()["client"], last()["key"] != first["key"], last()["at_ms"] >= first["at_ms"]) == (
+            "worker/1",
+            True,
+            True,
+        )
+        commit = {"commits": [{"topic": "jobs", "consumer": "billing", "seq": 2}]}
+        http.post("/consumers", json=commit, headers=headers["root"])
+        assert last("page") == last() | {"address": None}
+        assert last()["client"] == "root/1"
+        http.delete(place, headers=headers["root"])
+        http.put(place, json={"seq": 0}, headers=headers["worker"])
+        assert last()["client"] == "worker/1"
 
 
 def test_lost_unread_records_are_reported_with_their_range(api: Api, topic: str):

@@ -31,7 +31,8 @@ CHANGES_THE_MACHINE = re.compile(
 # Fields whose values differ between runs.
 VARIES = {
     "$ts", "deadline", "at", "deadlines", "effective_priority", "epoch", "lag_ms", "last_read_ts", "last_write_ts",
-    "lease_id", "message", "next_cursor", "performance", "stream_url", "updated_ms", "uptime_ms", "version", "wid",
+    "last_read", "lease_id", "message", "next_cursor", "performance", "stream_url", "updated_ms", "uptime_ms",
+    "version", "wid",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.client.items import Filter, Position
-from topics.model.consumer import ConsumerSummary
+from topics.model.consumer import ConsumerSummary, LastRead
 
 
 class Cursor(Protocol):
@@ -69,6 +69,7 @@ class ConsumerInfo(ConsumerSummary):
     """
 
     meta: dict[str, Any] | None  # type: ignore[assignment]  # decoded
+    last_read: LastRead | None = None  # an older server does not say
 
 
 class ConsumerPage(Struct):

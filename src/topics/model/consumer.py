@@ -93,6 +93,15 @@ class Lost(Struct):
     gaps: Annotated[list[Gap], "the ranges, at most the first 100"]
 
 
+class LastRead(Struct):
+    """Who has read as a consumer or committed its position last, since the server started."""
+
+    key: Annotated[str | None, "the name of the key; null on a server without keys"]
+    address: Annotated[str | None, "where from; only for keys with `admin`"]
+    client: Annotated[str, "its `User-Agent`"]
+    at_ms: Annotated[U64, "when the request arrived"]
+
+
 class ConsumerSummary(Struct):
     """A consumer of a topic: its position, and how far it is behind."""
 
@@ -109,6 +118,7 @@ class ConsumerSummary(Struct):
     hold: Annotated[bool, "whether the caps evict no records that this consumer has not read"]
     max_hold_bytes: U64
     updated_ms: U64  # when the position or a field was last stored
+    last_read: Annotated[LastRead | None, "who has read or committed last; null if nobody has since the server started"]
 
 
 class ConsumerState(ConsumerSummary):

@@ -196,6 +196,12 @@ class Consumers:
         if own is not None and name in own.by_name:
             own.delivered[name] = seq
 
+    def note_reader(self, topic: Topic, name: str, reader: object) -> None:
+        """Remember who has read or committed last."""
+        own = topic.consumers
+        if own is not None and name in own.by_name:
+            own.readers[name] = reader
+
     # --- reading
 
     def get(self, topic_name: str, name: str) -> tuple[Topic, Consumer]:

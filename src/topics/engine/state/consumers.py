@@ -32,6 +32,7 @@ class TopicConsumers:
     # used, by its number and the monotonic clock; changes, oldest first (`consumers.verbs.BatchPart`).
     delivered: dict[str, int] = field(default_factory=dict)
     used_ns: dict[int, int] = field(default_factory=dict)
+    readers: dict[str, Any] = field(default_factory=dict)  # who used each last, by name: what the caller has given
     pending: list[Any] = field(default_factory=list)
 
     def put(self, consumer: Consumer) -> None:
@@ -50,6 +51,7 @@ class TopicConsumers:
         consumer = self._take_out(number)
         if consumer is not None:
             self.delivered.pop(consumer.name, None)
+            self.readers.pop(consumer.name, None)
             self.used_ns.pop(number, None)
 
     def _take_out(self, number: int) -> Consumer | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from topics.clock import Clock
 from topics.config import Settings
@@ -26,6 +26,15 @@ from topics.server.limits.budget import SMALL_BYTES, MemoryBudget, check_room, t
 ALL = Rights()
 SECOND_NS = 1_000_000_000
 NO_LIMIT = 1 << 62
+
+
+class Reader(NamedTuple):
+    """Who has used a consumer, of a request that has been answered."""
+
+    caller: Caller
+    address: str
+    client: bytes  # the header `User-Agent`
+    at_ms: int
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,7 @@ from topics.errors import Code, TopicsError, invalid
 from topics.model.names import AUDIT
 from topics.model.records import Limits
 from topics.model.wire import UnknownField
+from topics.server.access.caller import Reader
 from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
 from topics.server.http.browser_origin import WARNINGS
@@ -131,6 +132,11 @@ class Call(Struct, gc=False):
     typed: bool = False  # whether the content type has been checked
     wanted: Any = None  # the decoded body, if authorisation needed it
     warnings: list[str] | None = None  # for the answer: what the request has and the server ignores
+
+    def reader(self, at_ms: int) -> Reader:
+        """Return what is kept of this call as the last one of a consumer: the request itself may be large."""
+        request = self.request
+        return Reader(self.caller, request.peer, request.headers.get(b"user-agent", b""), at_ms)
 
     def body(self) -> Any:
         if self.wanted is not None:

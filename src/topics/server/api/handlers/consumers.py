@@ -7,7 +7,7 @@ from itertools import islice
 import msgspec
 
 from topics.engine.consumers.lag import lag_of, lost_of
-from topics.engine.consumers.verbs import ConsumerBatch
+from topics.engine.consumers.verbs import ConsumerBatch, StoredConsumer
 from topics.engine.state.consumers import Consumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -16,8 +16,9 @@ from topics.errors import Code, TopicsError
 from topics.model import consumer as model
 from topics.model.consumer import Commit, CommitRequest, ConsumerRequest, ConsumerSummary, RefusedCommit, check_request
 from topics.model.names import AUDIT
-from topics.server.access.caller import authorise
-from topics.server.access.operations import more_than_route, read_only
+from topics.model.wire import Performance
+from topics.server.access.caller import Reader, authorise
+from topics.server.access.operations import Scope, more_than_route, read_only
 from topics.server.api.route import Call, in_slices, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred
@@ -32,12 +33,13 @@ def put_consumer(services: Services, call: Call) -> Answer:
     topic, name = call.params["topic"], call.params["consumer"]
     if (more := more_than_route(wanted)) is not None:
         authorise(services.engine, call.caller, more, topic)
-    return json_when_done(
-        services.engine.consumers.put(topic, name, wanted), call.request,
-        lambda done, took: model.ConsumerPut(
-            topic, done.name, done.created, done.topic.epoch, done.seq, done.topic.head, took
-        ),
-    )  # fmt: skip
+    who = call.reader(services.runtime.clock.now_ms())
+
+    def answer(done: StoredConsumer, took: Performance) -> model.ConsumerPut:
+        services.engine.consumers.note_reader(done.topic, done.name, who)
+        return model.ConsumerPut(topic, done.name, done.created, done.topic.epoch, done.seq, done.topic.head, took)
+
+    return json_when_done(services.engine.consumers.put(topic, name, wanted), call.request, answer)
 
 
 @in_slices()
@@ -50,7 +52,8 @@ def commit_consumers(services: Services, call: Call) -> Steps[Answer]:
         raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
     if any(one.topic == AUDIT for one in commits):
         raise read_only()
-    move = services.engine.consumers.move
+    move, topics = services.engine.consumers.move, services.engine.topics
+    who = call.reader(services.runtime.clock.now_ms())
     refused: list[RefusedCommit] = []
     # By batch, and one ticket for each: a ticket for each commit would cost as much as the commit.
     moved: dict[ConsumerBatch, list[Commit]] = {}
@@ -63,6 +66,7 @@ def commit_consumers(services: Services, call: Call) -> Steps[Answer]:
             except TopicsError as error:
                 refused.append(_refused(one, error))
                 continue
+            services.engine.consumers.note_reader(topics[one.topic], one.consumer, who)
             if batch in moved:
                 moved[batch].append(one)
             elif batch is not None:
@@ -87,7 +91,7 @@ def _refused(one: Commit, error: TopicsError) -> RefusedCommit:
 
 def get_consumer(services: Services, call: Call) -> Answer:
     topic, consumer = services.engine.consumers.get(call.params["topic"], call.params["consumer"])
-    found = _summary(services, topic, consumer)
+    found = _summary(services, call, topic, consumer)
     return json_answer(200, model.ConsumerState(**msgspec.structs.asdict(found), performance=performance(call.request)))
 
 
@@ -123,7 +127,7 @@ def _page(
     summaries = []
     for topic, consumer in page[:size]:
         if not topic.gone:
-            summaries.append((yield from once_loaded(partial(_summary, services, topic, consumer))))
+            summaries.append((yield from once_loaded(partial(_summary, services, call, topic, consumer))))
         yield None
     next_cursor = None
     if len(page) > size:
@@ -138,7 +142,7 @@ def _after(found: dict[str, str]) -> tuple[str, str]:
     return topic, name
 
 
-def _summary(services: Services, topic: Topic, consumer: Consumer) -> ConsumerSummary:
+def _summary(services: Services, call: Call, topic: Topic, consumer: Consumer) -> ConsumerSummary:
     """Return the row of a consumer. Raises `Cold` like a read."""
     services.engine.expire(topic)
     lag = lag_of(topic, consumer, services.runtime.clock.now_ms())
@@ -156,4 +160,14 @@ def _summary(services: Services, topic: Topic, consumer: Consumer) -> ConsumerSu
         hold=consumer.hold,
         max_hold_bytes=consumer.max_hold_bytes,
         updated_ms=consumer.at_ms,
+        last_read=_last_read(topic, consumer, call),
     )
+
+
+def _last_read(topic: Topic, consumer: Consumer, call: Call) -> model.LastRead | None:
+    """Return who has read or committed last. Only a key with `admin` sees addresses."""
+    last: Reader | None = None if topic.consumers is None else topic.consumers.readers.get(consumer.name)
+    if last is None:
+        return None
+    address = last.address.rpartition(":")[0] if Scope.ADMIN in call.caller.scopes or not call.caller.counted else None
+    return model.LastRead(last.caller.name or None, address, last.client.decode("latin-1"), last.at_ms)

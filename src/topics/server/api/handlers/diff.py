@@ -13,7 +13,7 @@ from topics.model import records as model
 from topics.model.filters import parse_filter
 from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
 from topics.model.wire import check_u64
-from topics.server.access.caller import authorise
+from topics.server.access.caller import Reader, authorise
 from topics.server.access.operations import more_than_route
 from topics.server.api.route import Call
 from topics.server.api.services import Services
@@ -72,7 +72,10 @@ def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> An
     query.epoch = None  # `open` has compared it
     commit = check_u64(wanted.commit, "commit") if type(wanted.commit) is int else wanted.commit
     ticket = services.engine.consumers.open(name, reader, commit=commit, epoch=wanted.epoch)
-    return LongPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, model.MAX_WAIT_MS))
+    who = call.reader(services.runtime.clock.now_ms())
+    return LongPoll(services, name, query, call.request, reader, who).begin(
+        ticket, min(wanted.wait_ms, model.MAX_WAIT_MS)
+    )
 
 
 def _query(services: Services, wanted: DiffRequest) -> Query:
@@ -148,17 +151,18 @@ class LongPoll:
 
     __slots__ = (
         "_cancel_wait", "_committed", "_deferred", "_loading", "_name", "_opened", "_over", "_query", "_reader",
-        "_request", "_scanned", "_services", "_timer", "_waits_since_ns",
+        "_request", "_scanned", "_services", "_timer", "_waits_since_ns", "_who",
     )  # fmt: skip
 
     def __init__(
-        self, services: Services, name: str, query: Query, request: Request, reader: str | None = None
-    ) -> None:
+        self, services: Services, name: str, query: Query, request: Request, reader: str | None = None,
+        who: Reader | None = None,
+    ) -> None:  # fmt: skip
         self._services = services
         self._name = name
         self._query = query
         self._request = request
-        self._reader = reader
+        self._reader, self._who = reader, who
         self._committed = 0  # the position of the consumer
         self._opened = reader is None  # whether that is known
         self._scanned = 0
@@ -245,6 +249,7 @@ class LongPoll:
         else:
             if reader is not None:
                 services.engine.consumers.note_delivered(topic, reader, reading.next_from_seq)
+                services.engine.consumers.note_reader(topic, reader, self._who)
         self._finish(response)
 
     def _finish(self, response: Response) -> None:
