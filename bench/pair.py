@@ -107,6 +107,9 @@ ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w7": _flood,
     "w8": _claims,
     "w12": _topics,
+    "w24-2": lambda server: _append(server, 32, 2),
+    "w24-5": lambda server: _append(server, 32, 5),
+    "w24-10": lambda server: _append(server, 32, 10),
 }
 
 

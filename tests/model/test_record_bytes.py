@@ -82,13 +82,7 @@ def test_parts_left_out_or_put_in_change_nothing_else(case: tuple[int, int, str 
 @pytest.mark.parametrize("first", [1, 8, 998])
 def test_records_written_together_are_those_written_one_by_one(node: str | None, first: int) -> None:
     datas = [msgspec.Raw(data) for data in DATAS]
-    blob, sizes, seqs = record_bytes.write_alike(datas, node, first, 17)
+    blob, sizes = record_bytes.write_alike(datas, node, first, 17)
     rows = [written(first + at, 17, node, data, None)[0] for at, data in enumerate(DATAS)]
     assert blob == b"".join(rows)
     assert sizes == [len(row) for row in rows]
-    assert json.loads(b"[%b]" % seqs) == list(range(first, first + len(DATAS)))
-
-
-def test_template_of_the_hottest_path_writes_the_same_record() -> None:
-    row = record_bytes.PLAIN_START % (7, 8) + b"1" + record_bytes.END
-    assert row == written(7, 8, None, b"1", None)[0]

@@ -8,6 +8,7 @@ from topics.engine.state.topic import FIRST_CEILING
 from topics.engine.steps import run_all
 from topics.engine.write import apply
 from topics.engine.write.commit import Halted, Ticket
+from topics.errors import TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.storage.log import entry as log_entry
@@ -68,13 +69,63 @@ def test_replayed_single_records_keep_their_nodes(nodes):
 
 def test_an_entry_of_many_single_records_stays_small():
     bench = Bench(a=DISK)
-    tickets = [bench.engine.append("a", write()) for _ in range(600)]
-    large = [bench.engine.append("a", write(record('"' + "x" * 5000 + '"'))) for _ in range(2)]
+    tickets = [bench.engine.append("a", write()) for _ in range(1100)]
+    large = [bench.engine.append("a", write(record('"' + "x" * 200_000 + '"'))) for _ in range(2)]
     last = bench.engine.append("a", write())
     bench.turn()
     counts = [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)]
-    assert counts == [(1, 256), (257, 256), (513, 88), (601, 1), (602, 2)]
-    assert [ticket.value().last for ticket in (*tickets, *large, last)] == list(range(1, 604))
+    assert counts == [(1, 1024), (1025, 77), (1102, 2)]
+    assert [ticket.value().last for ticket in (*tickets, *large, last)] == list(range(1, 1104))
+
+
+def test_small_batches_of_one_turn_are_one_entry_and_keep_their_tags_and_nodes():
+    bench = Bench(a=DISK)
+    tags = [["x"], [None, "y"], ["x", "y", None], [None] * 5, ["z"] * 40]
+    nodes = ["n", None, "n", "m", None]
+    writes = [
+        write(*(record(f"[{tag_at},\n1]", tag=tag) for tag_at, tag in enumerate(batch)), node=node)
+        for batch, node in zip(tags, nodes, strict=True)
+    ]
+    tickets = [bench.engine.append("a", one) for one in writes]
+    assert bench.engine.commits.pending_bytes > 0
+    bench.turn()
+    assert [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)] == [(1, 51)]
+    assert [(one.first, one.last, one.head) for one in (ticket.value() for ticket in tickets)] == [
+        (1, 1, 1), (2, 3, 3), (4, 6, 6), (7, 11, 11), (12, 51, 51),
+    ]  # fmt: skip
+    topic, columns = bench.engine.topic("a"), bench.engine.topic("a").open.columns
+    assert [columns.tag_at(at) for at in range(51)] == [tag for batch in tags for tag in batch]
+    assert [columns.node_at(at) for at in range(51)] == [
+        node for batch, node in zip(tags, nodes, strict=True) for _ in batch
+    ]
+    rows = objects(read(bench.engine, "a"))
+    assert [row["data"] for row in rows] == [[at, 1] for batch in tags for at in range(len(batch))]
+    assert [row["$seq"] for row in rows] == list(range(1, 52))
+    assert (bench.engine.commits.pending_bytes, topic.staged_bytes, topic.staged_count, topic.pending) == (0, 0, 0, 0)
+
+
+def test_refused_batches_that_share_an_entry_give_their_seqs_back():
+    bench = Bench(a=DISK)
+    topic = bench.engine.topic("a")
+    bench.log.write_fails = True
+    tickets = [bench.engine.append("a", write(*[record()] * n)) for n in (2, 5, 1)]
+    bench.engine.flush()
+    assert all(map(is_refused, tickets))
+    assert (topic.next_seq, topic.staged_bytes, bench.engine.commits.pending_bytes) == (1, 0, 0)
+    bench.log.write_fails = False
+    ticket = bench.engine.append("a", write(record(), record()))
+    bench.turn()
+    assert (ticket.value().first, ticket.value().last, topic.head) == (1, 2, 2)
+
+
+def test_invalid_record_of_a_small_batch_refuses_that_batch_alone():
+    bench = Bench(a=DISK)
+    before = bench.engine.append("a", write(record(), record()))
+    with pytest.raises(TopicsError):
+        bench.engine.append("a", write(record(), record(tag="x" * 257)))
+    after = bench.engine.append("a", write(record(), record()))
+    bench.turn()
+    assert [(one.value().first, one.value().last) for one in (before, after)] == [(1, 2), (3, 4)]
 
 
 def test_the_verbs_of_a_turn_share_one_flush():
@@ -141,7 +192,7 @@ def test_ephemeral_write_behind_a_refused_one_is_refused():
     topic.ceiling = topic.ceiling_staged = 0
     waits = bench.engine.append("a", write())
     topic.ceiling = 9_000  # as if a sync of a ceiling had just ended
-    behind = bench.engine.append("a", write(record(), record()))
+    behind = bench.engine.append("a", write(record(meta="{}")))
     assert (waits.gated, behind.gated, behind.behind) == (True, False, True)
     bench.log.write_fails = True
     bench.engine.flush()
@@ -440,7 +491,8 @@ def test_entry_that_cannot_be_applied_halts_the_engine(durability, monkeypatch):
     def fail(*args):
         raise MemoryError
 
-    first, broken, later = (bench.engine.append(name, write(record(), record())) for name in ("b", "a", "b"))
+    own = write(record(meta="{}"))  # a plain one would share the entry of `first`
+    first, broken, later = (bench.engine.append(name, own) for name in ("b", "a", "b"))
     monkeypatch.setattr(apply, "append", lambda *args: fail() if args[1].name == "a" else original(*args))
     with pytest.raises(Halted):
         bench.turn()

@@ -12,7 +12,7 @@ from topics.engine.state.topic import Remembered, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
-from topics.engine.write.render import LargeBlob, joined, lay_out, render
+from topics.engine.write.render import PLAIN_MAX_BYTES, PLAIN_MAX_RECORDS, LargeBlob, PlainRecords, lay_out, render
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.errors import Code, TopicsError, invalid, topic_not_found
@@ -21,15 +21,12 @@ from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, PlainWriteRequest, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
 from topics.storage.log import entry as entries
-from topics.storage.log.frame import Frames
 
 Name = str | tuple[str]  # an idempotency key, or the key of a unique job
 
 NO_PATCH = ConfigPatch()
 LARGE_TRIES = 3  # to render a large write while others move its first seq past a power of ten
 STEP_RECORDS = 64  # of a large write that are checked per step: about half a millisecond
-MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: they add less than a mebibyte to its entry
-FOLLOWER_MAX_BYTES = 4096
 
 
 class Appended(Struct, gc=False):
@@ -122,7 +119,7 @@ class Appends:
             topic = staging.resolve(name)
         commits = self._commits
         now = commits.turn_ms or self._clock.now_ms()
-        key = request.idempotency_key
+        limits, key, plain = self._limits, request.idempotency_key, None
         names: list[Name] = []  # that another write of this turn must not have
         if key is not None:
             if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
@@ -132,7 +129,9 @@ class Appends:
                 return twin
             staging.admit_key(idempotency.size_bytes(key))
             names.append(key)
-        if type(request) is not PlainWriteRequest and len(request.records) == 1:
+        elif prepared is None:
+            plain = PlainRecords.of(request, limits)
+        if plain is None and type(request) is not PlainWriteRequest and len(request.records) == 1:
             if (unique := request.records[0].unique) is not None:
                 if topic is not None and (twin := _pending(topic, unique.key, now)) is not None:
                     return twin
@@ -140,33 +139,28 @@ class Appends:
                 names.append((unique.key,))
         if topic is None:
             return self._append_creating(name, request, now, prepared)
-        warning = None if topic.config.schema is None else self._check(topic.config, request, prepared)
+        config = topic.config
+        warning = None if config.schema is None else self._check(config, request, prepared)
         ts = topic.last_ts
         if now > ts:
             ts = now
         first = topic.next_seq
-        limits, blob = self._limits, None if prepared is None else prepared.blob
-        if blob is None:
-            entry = render(request, topic.topic_id, first, ts, limits)
-        else:
-            entry = self._entry(blob, topic.topic_id, first, ts)
-        config = topic.config
+        has_caps = config.cap_bytes or config.cap_records or limits.max_total_bytes
+        if plain is not None and not has_caps and topic.links is None:
+            ticket = self._share(topic, plain, first, ts)
+            commits.turn_ms = now
+            self.warning = warning
+            return ticket
+        blob = None if prepared is None else prepared.blob
+        at = topic.topic_id, first, ts
+        entry = self._entry(request, blob, *at) if plain is None else plain.entry(*at)
         if entry.extras is not None:
             check_terms(config, request, entry)
-        if config.cap_bytes or config.cap_records or limits.max_total_bytes:
+        if has_caps:
             staging.check_room(config, topic, entry, now)
-        elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
-            if (behind := _follow(leader, entry)) is not None:
-                self.warning = warning
-                return behind
-        logged, durability = staging.logged, config.durability
-        frame: Frames | None = None
-        if logged and durability != "ephemeral":
-            frame = entries.encode(entry) if blob is None else entries.encode_large(entry)
-        gated = GATES[durability] if logged else 0
-        ticket = Ticket(
-            topic, frame, self._take_effect, entry, first, len(entry.sizes), len(entry.blob), entry.plain, None, gated
-        )
+        frame = entries.encode_large(entry) if staging.logged and config.durability != "ephemeral" else None
+        gated = GATES[config.durability] if staging.logged else 0
+        ticket = Ticket(topic, frame, self._take_effect, entry, first, len(entry.sizes), len(entry.blob), gated=gated)
         if names:
             self._hold_names(topic, names, ticket)
         commits.stage(ticket)
@@ -175,6 +169,37 @@ class Appends:
             commits.has_large = True
         self.warning = warning
         return ticket
+
+    def _share(self, topic: Topic, plain: PlainRecords, first: int, ts: int) -> Ticket:
+        """Stage plain records for an entry that appends of this turn share. Caps would have to count pending ones."""
+        n, size_bytes, leader = len(plain.datas), plain.size_bytes, topic.leader
+        end = first + n
+        if (
+            leader is not None and leader.ts == ts and end <= topic.ceiling
+            and end - leader.first <= PLAIN_MAX_RECORDS and leader.size_bytes + size_bytes <= PLAIN_MAX_BYTES
+        ):  # fmt: skip
+            shared, ticket = leader.entry, Ticket(topic, first=first, count=n)
+            shared.datas += plain.datas
+            shared.tags += plain.tags
+            shared.nodes += plain.nodes
+            leader.followers.append(ticket)
+            topic.next_seq = end
+            topic.staged_bytes += size_bytes
+            leader.size_bytes += size_bytes
+            self._commits.pending_bytes += size_bytes
+            return ticket
+        gated = GATES[topic.config.durability] if self._staging.logged else 0
+        ticket = Ticket(topic, None, self._take_effect, plain, first, n, size_bytes, ts, [], gated)
+        ticket.close = self._close
+        self._commits.stage(ticket)
+        return ticket
+
+    def _close(self, leader: Ticket) -> None:
+        """Make one entry of the records of `leader` and its followers."""
+        topic: Topic = leader.topic  # type: ignore[assignment]  # an append has one
+        leader.entry = entry = leader.entry.entry(topic.topic_id, leader.first, leader.ts)
+        if self._staging.logged and topic.config.durability != "ephemeral":
+            leader.frame = entries.encode(entry)
 
     def _hold_names(self, topic: Topic, names: list[Name], ticket: Ticket) -> None:
         """Let other writes with these names follow this one, until it has taken effect or is refused."""
@@ -190,10 +215,9 @@ class Appends:
 
         ticket.apply, ticket.undo = take_effect, end
 
-    def _entry(self, blob: LargeBlob, topic_id: int, first: int, ts: int) -> entries.Append:
-        if blob.fits(first, ts):
-            return blob.entry(topic_id, first, ts)
-        return render(blob.request, topic_id, first, ts, self._limits)
+    def _entry(self, request: WriteRequest, blob: LargeBlob | None, to: int, first: int, ts: int) -> entries.Append:
+        fits = blob is not None and blob.fits(first, ts)
+        return blob.entry(to, first, ts) if blob and fits else render(request, to, first, ts, self._limits)
 
     def _append_creating(self, name: str, request: WriteRequest, now: int, prepared: Prepared | None) -> Ticket:
         staging, blob = self._staging, None if prepared is None else prepared.blob
@@ -204,7 +228,7 @@ class Appends:
             what = f'topic "{name}" does not exist, and TOPICS_AUTO_CREATE lets no write create it'
             raise TopicsError(Code.TOPIC_NOT_FOUND, what, detail={"topic": name, "reason": "auto_create"})
         warning = None if config.schema is None else self._check(config, request, prepared)
-        entry = render(request, 0, 1, now, staging.limits) if blob is None else self._entry(blob, 0, 1, now)
+        entry = self._entry(request, blob, 0, 1, now)
         check_terms(config, request, entry)
         staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
@@ -222,45 +246,17 @@ class Appends:
     def _take_effect(self, ticket: Ticket) -> Appended:
         topic = ticket.topic
         assert topic is not None
-        if not ticket.plain:
-            entry = ticket.entry
-            self._staging.land(topic, entry)
-            return Appended(topic, entry.first, entry.last, topic.head)
-        seq = ticket.first
-        if ticket.followers is not None:
-            self._staging.land(topic, ticket.entry)
-            for follower in ticket.followers:
-                follower.result = Appended(topic, follower.first, follower.first, follower.first)
-            return Appended(topic, seq, seq, seq)
-        apply.append_plain(self._state, topic, ticket.entry)
-        if topic.listeners:
+        entry, first = ticket.entry, ticket.first
+        if ticket.ts and len(entry.sizes) == 1:
+            apply.append_plain(self._state, topic, entry)
             self._staging.grew(topic)
-        return Appended(topic, seq, seq, seq)
-
-
-def _follow(leader: Ticket, entry: entries.Append) -> Ticket | None:
-    """Let a plain append follow another one of this turn into its entry. Return None if that would become too large.
-
-    Only for a topic without caps: they would have to count pending records.
-    """
-    topic, first, followers = leader.topic, entry.first, leader.followers
-    if len(entry.blob) > FOLLOWER_MAX_BYTES or (followers is not None and len(followers) >= MAX_FOLLOWERS):
-        return None
-    assert topic is not None
-    ticket = Ticket(topic, None, None, entry, first, 1, 0, True)
-    if followers is None:
-        leader.followers, leader.close = [ticket], _join
-    else:
-        followers.append(ticket)
-    topic.next_seq = first + 1
-    return ticket
-
-
-def _join(leader: Ticket) -> None:
-    """Make the entry of `leader` that of its followers, too."""
-    leader.entry = joined([leader.entry, *[follower.entry for follower in leader.followers or ()]])
-    if leader.frame is not None:
-        leader.frame = entries.encode(leader.entry)
+            return Appended(topic, first, first, first)
+        self._staging.land(topic, entry)
+        for follower in ticket.followers or ():
+            last = follower.first + follower.count - 1
+            follower.result = Appended(topic, follower.first, last, last)
+        last = first + ticket.count - 1
+        return Appended(topic, first, last, last)
 
 
 def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:

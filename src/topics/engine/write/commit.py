@@ -105,7 +105,7 @@ class Commits:
             for one in also:
                 self.include(ticket, one)
         if topic is not None:
-            topic.leader = ticket if ticket.plain and topic.links is None else None
+            topic.leader = ticket if ticket.ts else None
             topic.pending += 1
             if ticket.at_ms is not None:
                 topic.staged_times.append(ticket.at_ms)
@@ -155,7 +155,8 @@ class Commits:
                     ticket.topic.leader = None  # the batch is closed: later appends must not join this leader
                 if ticket.followers is not None:
                     self.batch_writes += len(ticket.followers)
-                    ticket.close(ticket)  # type: ignore[misc]  # set with the first follower
+                if ticket.close is not None:
+                    ticket.close(ticket)
                 if ticket.frame is not None:
                     frames.append(ticket.frame)
             began = self.tick_ns()

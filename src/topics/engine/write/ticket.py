@@ -32,7 +32,7 @@ class Ticket(Struct, eq=False):
     first: int = 0  # 0 if it assigns no seqs
     count: int = 0
     size_bytes: int = 0
-    plain: bool = False  # of an append: one record with at most a tag and a node
+    ts: int = 0  # of an append that others of this turn may follow: the commit time
     followers: list[Ticket] | None = None  # tickets that become part of this entry
     gated: int = 0  # takes effect once it is written (0), synced (`AT_SYNC`) or in the replica (`AT_UPLOAD`)
     behind: bool = False  # whether it takes effect only after one that is gated
@@ -46,7 +46,7 @@ class Ticket(Struct, eq=False):
     also: list[Topic] | None = None  # other topics that it changes
     at_ms: int | None = None  # no record of its topics expires after this time before the ticket takes effect
     skips: int = 0
-    close: Callable[[Ticket], None] | None = None  # adds the followers to `entry` and `frame` when the turn ends
+    close: Callable[[Ticket], None] | None = None  # makes the `frame` with that of the followers when the turn ends
 
     @classmethod
     def of(cls, result: Any) -> Ticket:

@@ -100,8 +100,6 @@ class Append(Struct, gc=False):
     metas: Sequence[int] | None = None
     key: str | None = None
     extras: dict[int, bytes] | None = None
-    plain: bool = False  # whether it is one record with at most a tag and a node; not stored
-    seqs: bytes = b""  # "first,…,last", if a caller has already rendered it; not stored
 
     @property
     def last(self) -> int:

@@ -17,7 +17,7 @@ from topics.errors import invalid
 from topics.model.filters import parse_filter
 from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
 from topics.model.wire import RecordsDeleted, check_u64
-from topics.server.access.caller import bind
+from topics.server.access.caller import ANYONE, bind
 from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Request, Response
@@ -38,7 +38,8 @@ def append(services: Services, call: Call, prepared: Prepared | None = None) -> 
         if len(request.body) > LARGE_BYTES:
             return services.slices.answer(request, _append_large(services, call))
         write = decode_write(request.body, call)
-    bind(call.caller, write)
+    if call.caller is not ANYONE:
+        bind(call.caller, write)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
@@ -61,14 +62,10 @@ def _append_large(services: Services, call: Call) -> Steps[Answer]:
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
-    if not ticket.plain:
-        first, last, entry = ticket.result.first, ticket.result.last, ticket.entry
-        if entry is not None and entry.seqs:
-            seqs = entry.seqs.decode()
-        else:
-            seqs = str(first) if first == last else _encode(list(range(first, last + 1)))[1:-1].decode()
-        return _appended(ticket, request, f',"seqs":[{seqs}]')
-    # What `_appended` returns for a single record: most answers of a busy server.
+    if ticket.count != 1:
+        seqs = range(ticket.result.first, ticket.result.last + 1)
+        return _appended(ticket, request, f',"seqs":{_encode(list(seqs)).decode()}')
+    # What `_appended` returns for a single record in a topic that was there: most answers of a busy server.
     seq, topic, sync_ns = ticket.first, ticket.topic, ticket.sync_ns
     assert topic is not None
     body = (

@@ -22,7 +22,7 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES, check_text, check_text_steps
 from topics.model.write_outline import is_slow, outline
 from topics.server.http.request.unknown_fields import Noted, Notes, RequestDecoder, note
 
-BATCH_BYTES = 1 << 10  # a larger request probably has many records
+BATCH_BYTES = 512  # a larger request probably has several records
 LARGE_BYTES = 256 << 10  # a larger body is decoded in steps
 
 
@@ -44,7 +44,8 @@ def decode_write(body: bytes, noted: Noted) -> WriteRequest:
     A batch is first decoded as plain records, which is faster because optional fields are not looked for.
     """
     if len(body) > BATCH_BYTES:
-        check_text(body)
+        if not body.isascii():
+            check_text(body)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             return _plain_decoder.decode(body)
     return _decode_write(body, noted)
