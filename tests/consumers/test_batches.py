@@ -316,8 +316,9 @@ def commit(engine: Engine, *commits: tuple[str, str, int]) -> Any:
     """Call `POST /v0/consumers`, without a server. Return the deferred answer."""
     body = CommitRequest([Commit(*one) for one in commits])
     slices = SimpleNamespace(answer=lambda _, steps, cause: run_all(steps))
-    services: Any = SimpleNamespace(engine=engine, slices=slices)
-    call: Any = SimpleNamespace(request=SimpleNamespace(started_ns=0), body=lambda: body)
+    runtime = SimpleNamespace(clock=SimpleNamespace(now_ms=lambda: 0))
+    services: Any = SimpleNamespace(engine=engine, slices=slices, runtime=runtime)
+    call: Any = SimpleNamespace(request=SimpleNamespace(started_ns=0), body=lambda: body, reader=lambda at_ms: at_ms)
     return handlers.commit_consumers(services, call)
 
 

@@ -66,7 +66,8 @@ def commit_consumers(services: Services, call: Call) -> Steps[Answer]:
             except TopicsError as error:
                 refused.append(_refused(one, error))
                 continue
-            services.engine.consumers.note_reader(topics[one.topic], one.consumer, who)
+            if (topic := topics.get(one.topic)) is not None:
+                services.engine.consumers.note_reader(topic, one.consumer, who)
             if batch in moved:
                 moved[batch].append(one)
             elif batch is not None:

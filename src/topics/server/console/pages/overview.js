@@ -12,7 +12,7 @@ const STEPS = ["calm", "gathering pushes", "gathering commits", "pausing topics"
 /** Plots: title, options, and series of `[label, colour, column, whether it is a rate]`. */
 const PLOTS = {
 	appends: ["Records appended", { format: rate }, [["appended", "c1", "appended", true]]],
-	reads: ["Records read and delivered", { format: rate }, [["read", "c1", "read", true], ["delivered", "c2", "delivered", true]]],
+	reads: ["Read and delivered", { format: rate }, [["read", "c1", "read", true], ["delivered", "c2", "delivered", true]]],
 	jobs: ["Jobs", { format: rate }, [["claimed", "c1", "claimed", true], ["acked", "c2", "acked", true]]],
 	losses: ["Records lost", { format: rate }, ["cap", "ttl", "corrupt"].map((reason) => [reason, reason, `lost_${reason}`, true])],
 	syncs: ["Sync of the log, p99", { format: (us) => duration(us / 1000), floor: 100 }, [["p99", "c1", "sync_p99_us"]]],

@@ -40,12 +40,12 @@ function figures({ role, writer, lag_ms: lag, lag_bytes: waiting, failures, stor
 		stats(
 			row("Behind", duration(lag), waiting === null ? "" : `${bytes(waiting)} to upload`, lag > 10_000 ? "warn" : ""),
 			row("Restores since", known(oldest ? ago(oldest) : "nothing yet"), oldest ? date(oldest) : ""),
-			row("Stored", known(bytes(size)), known(`${count(objects, "object")}, ${count(files, "file")}`)),
+			row("Stored", known(bytes(size)), stored && `${count(objects, "object")}, ${count(files, "file")}`),
 			row("Uploads, last hour", known(whole(uploads)), "of the log"),
-			row("Last object", known(last ? ago(last) : "none"), known(`number ${whole(number)}, term ${term}`)),
+			row("Last object", known(last ? ago(last) : "none"), stored && `number ${whole(number)}, term ${term}`),
 			row("Checkpoint", known(checkpoint ? `object ${whole(checkpoint)}` : "none yet")),
 			row("Failures", short(failures), "since the start", failures ? "warn" : "")),
-		note(stored ? "The bucket is looked at every 10 minutes." : "Looking at the bucket …", " Restore a moment into another directory: ", h("code", "topics restore URL DIRECTORY --ago 10m")),
+		note(stored ? "As of the last 10 minutes." : "Looking …", " Restore a moment: ", h("code", "topics restore URL DIRECTORY --ago 10m")),
 	])
 }
 
