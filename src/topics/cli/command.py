@@ -88,7 +88,7 @@ class Command:
         """Run the command and return its exit status. Raise `Failure` with the next step for an expected failure."""
         screen = Screen(as_json=args.json)
         try:
-            target = targets.resolve(args, os.environ)
+            target = targets.resolve(args, os.environ, lambda: self.request(args))
             if args.token is not None:
                 screen.warn("other users of this machine can see --token in the process list; use --token-file")
             if args.curl:

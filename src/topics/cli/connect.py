@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ from topics.cli.output.screen import json_text
 from topics.client.call import EVENT_STREAM, JSON, LOCAL_HOSTS, PAGE_ROWS, Addresses, Request, with_query, with_schemes
 from topics.client.connection import Connection, Retries
 from topics.client.contexts import DEFAULT_PORT, DEFAULT_URL, Context, Contexts, load_contexts
-from topics.client.errors import BadContext, BadUrl, TopicsError, Unreachable
+from topics.client.errors import BadContext, BadUrl, InvalidRequest, TopicsError, Unreachable
+from topics.client.prefixes import Prefixes
 from topics.client.streams import Event, EventParser
 
 
@@ -63,9 +64,12 @@ def add_address(
     option("-c --context NAME", "use this context [TOPICS_CONTEXT]", completes="contexts")(group)
 
 
-def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:
-    """Return the server that the options, the environment and the contexts choose. Raise `Failure`."""
-    choice = choose(args, env)
+def resolve(args: argparse.Namespace, env: Mapping[str, str], request: Callable[[], Request] | None = None) -> Target:
+    """Return the server that the options, the environment and the contexts choose. Raise `Failure`.
+
+    The names in `request` choose one of the servers of a context with routes.
+    """
+    choice = choose(args, env, request)
     token, path = args.token, choice.token_file
     if path is not None:
         try:
@@ -79,7 +83,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:
     return Target(url=normal(choice.url), source=choice.source, token=token, token_file=path)
 
 
-def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
+def choose(args: argparse.Namespace, env: Mapping[str, str], request: Callable[[], Request] | None = None) -> Choice:
     """Return the server and the key file that the options, the environment and the contexts choose. Raise `Failure`."""
     context, url, source = None, DEFAULT_URL, "the default"
     if args.url:
@@ -90,6 +94,8 @@ def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
         if name is not None:
             context = find(known, name)
             url, source = context.url, f"--context {name}" if args.context else f"context {name}"
+            if context.routes:
+                url = _routed(name, context, request)
             if not args.context and env.get("TOPICS_CONTEXT"):
                 source = f"TOPICS_CONTEXT={name}"
     else:
@@ -99,6 +105,18 @@ def choose(args: argparse.Namespace, env: Mapping[str, str]) -> Choice:
     if context is not None and context.token_file is not None:
         return Choice(url, source, context.token_file, is_key_of_context=True)
     return Choice(url, source, env.get("TOPICS_TOKEN_FILE") or None, is_key_of_context=False)
+
+
+def _routed(name: str, context: Context, request: Callable[[], Request] | None) -> str:
+    step = "name one server with --url, or with --context"
+    if request is None:
+        raise usage(f"context {name} has several servers, and this command uses one", step)
+    try:
+        asked = request()
+        return Prefixes(context.by_prefix).of_request(asked.path, asked.body)
+    except InvalidRequest as error:
+        reason = error.message.partition(": ask it with")[0]
+        raise usage(f"context {name} has several servers: {reason}", step) from None
 
 
 def normal(url: str) -> str:

@@ -22,8 +22,14 @@ DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 @dataclass(frozen=True)
 class Context:
-    url: str
+    url: str  # with routes, of all names that no prefix begins; "" if these have no server
     token_file: str | None = None
+    routes: dict[str, str] | None = None  # the servers of names, by prefix
+
+    @property
+    def by_prefix(self) -> dict[str, str]:
+        """The address for each prefix of names."""
+        return {prefix: url for prefix, url in {"": self.url, **(self.routes or {})}.items() if url}
 
 
 @dataclass
@@ -34,26 +40,27 @@ class Contexts:
     by_name: dict[str, Context] = field(default_factory=dict)
 
 
-def default_target(env: Mapping[str, str]) -> tuple[str, str | None]:
+def default_target(env: Mapping[str, str]) -> tuple[str | dict[str, str], str | None]:
     """Return the address and the key of a client without an address, by the rules of the command line.
 
-    The address is the first of: `TOPICS_URL`, `TOPICS_CONTEXT`, the current context, this machine. The key is in the
-    file of the context that gave the address, or else in `TOPICS_TOKEN_FILE`. Raise `BadContext`.
+    The address, or one per prefix of names, is the first of: `TOPICS_URL`, `TOPICS_CONTEXT`, the current context, this
+    machine. The key is in the file of the context that gave the address, or else in `TOPICS_TOKEN_FILE`.
+    Raise `BadContext`.
     """
-    url, token_file = env.get("TOPICS_URL"), None
+    url, token_file, routes = env.get("TOPICS_URL"), None, None
     if not url:
         known = load_contexts(env)
         name = env.get("TOPICS_CONTEXT") or known.current
         if name is not None and name not in known.by_name:
             raise BadContext(f"there is no context {name!r}: `topics context ls` lists the contexts")
         context = Context(DEFAULT_URL) if name is None else known.by_name[name]
-        url, token_file = context.url, context.token_file
+        url, token_file, routes = context.url, context.token_file, context.routes and context.by_prefix
     token_file = token_file or env.get("TOPICS_TOKEN_FILE")
     try:
         token = Path(token_file).expanduser().read_text(encoding="utf-8").strip() if token_file else None
     except (OSError, UnicodeDecodeError) as error:
         raise BadContext(f"the key file {token_file} cannot be read: {error}") from None
-    return with_schemes(url), token
+    return {prefix: with_schemes(one) for prefix, one in routes.items()} if routes else with_schemes(url), token
 
 
 def _path(env: Mapping[str, str]) -> Path:

@@ -17,12 +17,13 @@ from topics.client.contexts import Context, Contexts, save_contexts
 COLUMNS: Columns = {
     "": lambda row: Styled("*" if row["current"] else "", "green"),
     "context": lambda row: Styled(row["name"], "bold"),
-    "url": lambda row: row["url"],
+    "url": lambda row: ", ".join(filter(None, [row["url"], *(f"{one}={to}" for one, to in row["routes"].items())])),
     "key file": lambda row: row["token_file"] or "",
 }
 ADD_EXAMPLES = """\
   topics context add dev --url http://127.0.0.1:4000
   topics context add prod --url https://topics.example --token-file ~/.topics-prod --use
+  topics context add world --route eu.=https://eu.example --route us.=https://us.example
 """
 Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
 
@@ -35,7 +36,8 @@ def register(subparsers: Subparsers) -> None:
     )  # fmt: skip
     new = (
         option("NAME"),
-        option("--url URL", "address of the server", required=True),
+        option("--url URL", "address of the server; with routes, of that of all other names", default=""),
+        option("--route PREFIX=URL", "address of the server of names with this prefix; repeatable", action="append"),
         option("--token-file FILE", "file with the API key"),
         option("--use", "make it the current context"),
     )
@@ -66,7 +68,11 @@ def _add(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     token_file = None if args.token_file is None else os.path.abspath(os.path.expanduser(args.token_file))
     if token_file is not None and not os.path.isfile(token_file):
         raise usage(f"there is no key file {token_file}", "write the key to it first, then add the context")
-    known.by_name[args.name] = Context(normal(args.url), token_file)
+    routes = dict(one.partition("=")[::2] for one in args.route or ())
+    if not all(routes.values()) or not (routes or args.url):
+        raise usage("a context needs an address", "give --url URL, or --route PREFIX=URL for each prefix of names")
+    url = normal(args.url) if args.url else ""
+    known.by_name[args.name] = Context(url, token_file, {one: normal(to) for one, to in routes.items()} or None)
     if args.use or known.current is None:
         known.current = args.name
     is_current = known.current == args.name
@@ -76,7 +82,7 @@ def _add(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
 
 
 def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
-    url = find(known, args.name).url
+    url = ", ".join(find(known, args.name).by_prefix.values())
     known.current = args.name
     screen.result({"name": args.name, "current": True}, f"commands now use {args.name} ({url})")
     if variable := next((one for one in ("TOPICS_URL", "TOPICS_CONTEXT") if os.environ.get(one)), None):
@@ -94,7 +100,13 @@ def _rm(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
 
 def _ls(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
     rows = [
-        {"name": name, "url": row.url, "token_file": row.token_file, "current": name == known.current}
+        {
+            "name": name,
+            "url": row.url,
+            "routes": row.routes or {},
+            "token_file": row.token_file,
+            "current": name == known.current,
+        }
         for name, row in sorted(known.by_name.items())
     ]
     empty = "no contexts; `topics context add NAME --url URL` adds one"
