@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from tests.conftest import ServerProcess, StartServer
 from tests.contract.api import Api, succeeded
@@ -73,6 +75,15 @@ def test_last_reader_is_known_by_its_key_and_program(start_server: StartServer):
         http.delete(place, headers=headers["root"])
         http.put(place, json={"seq": 0}, headers=headers["worker"])
         assert last()["client"] == "worker/1"
+
+
+def test_commit_over_a_websocket_is_of_its_key(api: Api, topic: str):
+    put(api, topic, seq=1)
+    with connect(f"ws://127.0.0.1:{api.http.base_url.port}/v0/ws") as socket:
+        socket.send(json.dumps({"op": "commit", "topic": topic, "consumer": "billing", "seq": 2}))
+        assert json.loads(socket.recv(20))["op"] == "committed"
+    last = api.get(url(topic))["last_read"]
+    assert (last["client"], last["address"]) == ("WebSocket", None)
 
 
 def test_lost_unread_records_are_reported_with_their_range(api: Api, topic: str):

@@ -170,5 +170,5 @@ def _last_read(topic: Topic, consumer: Consumer, call: Call) -> model.LastRead |
     last: Reader | None = None if topic.consumers is None else topic.consumers.readers.get(consumer.name)
     if last is None:
         return None
-    address = last.address.rpartition(":")[0] if Scope.ADMIN in call.caller.scopes or not call.caller.counted else None
-    return model.LastRead(last.caller.name or None, address, last.client.decode("latin-1"), last.at_ms)
+    address = last.address.rpartition(":")[0] if Scope.ADMIN in call.caller.scopes else ""
+    return model.LastRead(last.caller.name or None, address or None, last.client.decode("latin-1"), last.at_ms)

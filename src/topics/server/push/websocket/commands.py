@@ -19,7 +19,7 @@ from topics.errors import TopicsError, invalid
 from topics.model import watch
 from topics.model.watch import Command, Publish, PublishAck, PublishTimes, RequestId, Subscribe, TopicOptions
 from topics.model.wire import check_u64
-from topics.server.access.caller import Slot, authorise, bind, with_near_names
+from topics.server.access.caller import Reader, Slot, authorise, bind, with_near_names
 from topics.server.access.operations import CHANGES, operation_of
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.subscription_set import (
@@ -186,6 +186,9 @@ class SocketCommands:
                 self._client.refuse(done.error, request_id)
             else:
                 stored: StoredConsumer = done.result
+                now_ms = self._services.runtime.clock.now_ms()
+                who = Reader(self._client.slot.caller, "", b"WebSocket", now_ms)
+                engine.consumers.note_reader(stored.topic, stored.name, who)
                 answer = {"op": "committed", "topic": name, "consumer": stored.name, "seq": stored.seq}
                 self._client.answer(answer, request_id)
             self._client.unblock()
