@@ -21,6 +21,7 @@ from payload import DATA, TAG, post
 SO_TIMESTAMPNS = 35  # linux/socket.h; the constant is not in Python's socket module
 STAMP = struct.Struct("qq")
 RECORD = b'"$seq":'
+TIMED = b'"at":'
 MESSAGE = b"$7\r\nmessage\r\n"
 CHANNEL = b"c"
 READ_BYTES = 1 << 18
@@ -65,7 +66,7 @@ class Subscribers:
         for number, _ in self._poll.poll(wait_s):
             data, ancillary, _, _ = self.links[number].recvmsg(READ_BYTES, 64)
             arrived_ns = _stamp(ancillary)
-            for piece in data.split(b'"at":')[1:]:
+            for piece in data.split(TIMED)[1:]:
                 written_ns = int(piece[: piece.index(b"}")])
                 received.records += 1
                 received.latencies_ms.append((arrived_ns - written_ns) / 1e6)
@@ -102,6 +103,19 @@ def open_streams(port: int, topic: str, count: int) -> list[socket.socket]:
         links.append(link)
     for link in links:
         _read_until(link, b"event: caught-up")
+    return links
+
+
+def open_relayed(port: int, count: int) -> list[socket.socket]:
+    """Open connections to the floor (`relay.py`), which get the body of every write."""
+    links = []
+    for _ in range(count):
+        link = socket.create_connection(("127.0.0.1", port), timeout=OPEN_LIMIT_S)
+        link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        link.sendall(b"GET /watch HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        links.append(link)
+    for link in links:
+        _read_until(link, b"\r\n")
     return links
 
 
@@ -203,17 +217,17 @@ class Flood:
         return received.records / elapsed
 
 
-def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -> Received:
-    """Append at a steady rate, and measure the arrival at a sample of the watchers, picked evenly from all.
+def paced(port: int, topic: str, links: list[socket.socket], *, per_s: int, seconds: float) -> Received:
+    """Append at a steady rate, and measure the arrival at a sample of the watchers, picked evenly from all `links`.
 
     The others are read at the end, for what they must have got: a thread that reads all of a thousand connections is
     itself too slow for the pace, and would hold up the writer.
     """
-    links = open_streams(port, topic, watchers)
+    watchers = len(links)
     step = max(watchers // SAMPLED, 1)
     sampled, others = (
-        Subscribers(links[::step], RECORD),
-        Subscribers([link for at, link in enumerate(links) if at % step], RECORD),
+        Subscribers(links[::step], TIMED),
+        Subscribers([link for at, link in enumerate(links) if at % step], TIMED),
     )
     received, rest = Received(), Received()
     writes = int(per_s * seconds)
