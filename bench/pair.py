@@ -14,17 +14,20 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from api import Api
 from fanout import Flood, Writer, append_request, watch
 from fill import send_all
+from inflight import keep_in_flight, open_websocket
 from load import Load, wrk
 from payload import appends, batch, post
 from peers import Server, cpu_s, running, start_topics
 from plan import DEFAULT, Plan, choose_cores
 from rows.append import append_load
+from rows.nats import WEBSOCKET_ACK, websocket_publishes
 from rows.read import diff_load
 from workers import Topics, work_off
 
@@ -79,13 +82,29 @@ def _flood(server: Server) -> Prepare:
     return prepare
 
 
+def _publish(server: Server) -> Prepare:
+    Api(server.port).create("p", durability="disk")
+    messages = websocket_publishes("p")
+
+    def prepare() -> Round:
+        link = open_websocket(server.port)
+
+        def run() -> float:
+            with link:
+                return keep_in_flight([(link, islice(messages, JOBS))], WEBSOCKET_ACK, depth=500)
+
+        return run
+
+    return prepare
+
+
 def _claims(server: Server) -> Prepare:
     def prepare() -> Round:
         Api(server.port).create("jobs", type="queue", durability="disk")
         send_all(server.port, appends("jobs", JOBS, per_request=1_000))
 
         def run() -> float:
-            work_off(server.port, Topics("jobs", 8), workers=50, jobs=JOBS)
+            work_off(server.port, [Topics("jobs", 8)] * 50, jobs=JOBS)
             return JOBS
 
         return run
@@ -110,6 +129,7 @@ ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w24-2": lambda server: _append(server, 32, 2),
     "w24-5": lambda server: _append(server, 32, 5),
     "w24-10": lambda server: _append(server, 32, 10),
+    "w28": _publish,
 }
 
 

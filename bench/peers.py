@@ -1,4 +1,4 @@
-"""Servers under test: topics, Redis and the floor. Each runs on a free loopback port and is ended by its pid."""
+"""Servers under test: topics, Redis, NATS and the floor. Each runs on a free loopback port and is ended by its pid."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import jetstream
 import resp
 from api import Api
 from plan import HERE, Plan
@@ -173,6 +174,22 @@ def start_redis(plan: Plan, data_dir: Path, *, appendfsync: str | None) -> Serve
     server = _spawn(plan, command, plan.work_dir / f"redis-{port}.log")
     server.port = port
     _wait_until(server, lambda: resp.is_ready(port), started)
+    return server
+
+
+def start_nats(plan: Plan, data_dir: Path) -> Server:
+    """Start nats-server with JetStream, which syncs its files once a second, as Redis does. A ping during a round would
+    only disturb the readers of the answers."""
+    port = free_port()
+    config = data_dir / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\nping_interval: "10m"\n'
+        f'jetstream {{ store_dir: "{data_dir}", sync_interval: "1s" }}\n'
+    )
+    started = time.perf_counter()
+    server = _spawn(plan, ["nats-server", "-c", str(config)], plan.work_dir / f"nats-{port}.log")
+    server.port = port
+    _wait_until(server, lambda: jetstream.is_ready(port), started)
     return server
 
 

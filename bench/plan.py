@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-INSTALL_HINT = "apt-get install wrk redis-server"
+INSTALL_HINT = "apt-get install wrk redis-server; go install github.com/nats-io/nats-server/v2@latest"
 
 
 @dataclass(frozen=True, kw_only=True)

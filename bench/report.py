@@ -114,6 +114,7 @@ def describe_machine(work_dir: Path) -> dict[str, str]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "redis": _first_line("redis-server", "--version"),
+        "nats": _first_line("nats-server", "--version"),
         "wrk": _first_line("wrk", "--version"),
         "data on": _first_line("stat", "-f", "-c", "%T", str(work_dir)),
         "commit": _first_line("git", "rev-parse", "--short", "HEAD"),

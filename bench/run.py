@@ -1,4 +1,4 @@
-"""Compare topics with Redis and the bare floor: every figure is a ratio inside one run.
+"""Compare topics with Redis, NATS and the bare floor: every figure is a ratio inside one run.
 
 python bench/run.py                 the whole table
 python bench/run.py --only w4       one row (or several: --only w1,w4)
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     if arguments.list:
         print("\n".join(f"{row.id:4} {row.title}" for row in rows))
         return 0
-    if not installed("wrk", "redis-server", "redis-benchmark"):
+    if not installed("wrk", "redis-server", "redis-benchmark", "nats-server"):
         print(f"Some peers are not installed and their rows will say so. To have them: {INSTALL_HINT}")
     with tempfile.TemporaryDirectory(prefix="topics-bench-", dir=arguments.dir, ignore_cleanup_errors=True) as path:
         machine = report.describe_machine(Path(path))

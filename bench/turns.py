@@ -78,6 +78,12 @@ def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
     return Reading(key=key, value=ours.median / other.median, per_cpu_s=per_cpu_s, note=text)
 
 
+def cpu_us(side: Side) -> float:
+    """Return the processor time of the server per unit of work."""
+    assert side.per_cpu_s, "the contender has a server"
+    return 1e6 / side.per_cpu_s
+
+
 def slowdown(key: str, base: Side, others: Sequence[Side]) -> Reading:
     """Return how many times slower than `base` the slowest contender is. Each round is compared with its neighbour,
     because the load of the machine affects both."""

@@ -1,6 +1,6 @@
 """Workers of a queue, all in one process: claim, ack the claimed jobs, and repeat until the queue is empty.
 
-The same loop drives our server and Redis, so that what the client costs is on both sides of the ratio. Only what a
+The same loop drives all servers, so that what the client costs is on both sides of the ratio. Only what a
 worker has to know of an answer is looked at: the seqs, and where it ends.
 """
 
@@ -10,6 +10,7 @@ import re
 import selectors
 import socket
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import resp
@@ -131,9 +132,9 @@ class _Worker:
         return bool(jobs)
 
 
-def work_off(port: int, dialect: Dialect, *, workers: int, jobs: int) -> float:
-    """Return the jobs per second until all are acked. Raise if one is missing."""
-    crew = [_Worker(port, dialect) for _ in range(workers)]
+def work_off(port: int, dialects: Sequence[Dialect], *, jobs: int) -> float:
+    """Run one worker per dialect. Return the jobs per second until all are acked. Raise if one is missing."""
+    crew = [_Worker(port, dialect) for dialect in dialects]
     waiting = selectors.DefaultSelector()
     started, busy = time.perf_counter(), len(crew)
     for worker in crew:

@@ -3,6 +3,7 @@
 from row import Row
 from rows import (
     append,
+    batches,
     cli,
     clients,
     cold,
@@ -11,6 +12,7 @@ from rows import (
     growth,
     live,
     memory,
+    nats,
     pauses,
     queue,
     read,
@@ -28,10 +30,12 @@ from rows import (
 
 ROWS: tuple[Row, ...] = (
     *append.ROWS,
+    batches.ROW,
     *read.ROWS,
     *live.ROWS,
     *room.ROWS,
     *queue.ROWS,
+    *nats.ROWS,
     recovery.ROW,
     replica.ROW,
     memory.ROW,

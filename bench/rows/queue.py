@@ -52,7 +52,7 @@ def queue_load(server: Server) -> Contender:
     return Contender(
         name="topics disk",
         unit="jobs/s",
-        run=lambda: work_off(server.port, Topics("jobs", BATCH), workers=WORKERS, jobs=JOBS),
+        run=lambda: work_off(server.port, [Topics("jobs", BATCH)] * WORKERS, jobs=JOBS),
         before=fill,
         pid=lambda: server.pid,
     )
@@ -67,7 +67,7 @@ def _redis(server: Server) -> Contender:
     return Contender(
         name="XREADGROUP, XACK, XDEL, appendfsync everysec",
         unit="jobs/s",
-        run=lambda: work_off(server.port, RedisStream(b"s", b"g", BATCH), workers=WORKERS, jobs=JOBS),
+        run=lambda: work_off(server.port, [RedisStream(b"s", b"g", BATCH)] * WORKERS, jobs=JOBS),
         before=fill,
         pid=lambda: server.pid,
     )
@@ -96,7 +96,7 @@ def _variant(server: Server, name: str, *, keys: int = 0, failed: bool = False, 
     return Contender(
         name=name,
         unit="jobs/s",
-        run=lambda: work_off(server.port, Topics(name, BATCH), workers=WORKERS, jobs=JOBS),
+        run=lambda: work_off(server.port, [Topics(name, BATCH)] * WORKERS, jobs=JOBS),
         before=fill,
         pid=lambda: server.pid,
     )
