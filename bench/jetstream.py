@@ -70,7 +70,8 @@ def messages_in(port: int, name: str) -> int:
 
 
 def fill_queue(port: int, name: str, total: int) -> None:
-    """Create a stream whose acked messages are removed, with `total` messages and a pull consumer `w`."""
+    """Create a stream whose acked messages are removed, with `total` messages and a pull consumer `w`. An empty stream
+    of an earlier round is kept."""
     create_stream(port, name, retention="workqueue")
     with publisher(port) as link:
         keep_in_flight([(link, islice(publishes(name.encode()), total))], ACK, depth=FILL_DEPTH)

@@ -11,6 +11,8 @@ from load import Load
 from peers import cpu_s
 from row import BUSY_ENOUGH, Reading, Side
 
+CROWDED = 0.6  # the share of its core
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
@@ -73,9 +75,20 @@ def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
     if other is None:
         return Reading(key=key, value=None, missing=True, note=note)
     per_cpu_s = ours.per_cpu_s / other.per_cpu_s if ours.per_cpu_s and other.per_cpu_s else None
-    notes = [note, f"{per_cpu_s:.2f} × per cpu-second" if per_cpu_s else "", _held_up(ours), _held_up(other)]
+    notes = [note, f"{per_cpu_s:.2f} × per cpu-second" if per_cpu_s else "", held_up(ours), held_up(other)]
     text = "; ".join(filter(None, notes))
     return Reading(key=key, value=ours.median / other.median, per_cpu_s=per_cpu_s, note=text)
+
+
+def held_up(side: Side) -> str:
+    """Return a note if the server had clearly less than its core, else an empty string."""
+    return f"{side.name} held up, {side.busy:.0%} busy" if side.busy is not None and side.busy < BUSY_ENOUGH else ""
+
+
+def is_crowded(*sides: Side) -> bool:
+    """Return whether a server had so little of its core that other processes emptied its caches: it then needs more
+    processor time for the same work."""
+    return any(side.busy is not None and side.busy < CROWDED for side in sides)
 
 
 def cpu_us(side: Side) -> float:
@@ -94,7 +107,3 @@ def slowdown(key: str, base: Side, others: Sequence[Side]) -> Reading:
     slowest = max(others, key=against_base)
     medians = ratio(key, base, slowest, note=f"slowest: {slowest.name}")
     return replace(medians, value=against_base(slowest))
-
-
-def _held_up(side: Side) -> str:
-    return f"{side.name} held up, {side.busy:.0%} busy" if side.busy is not None and side.busy < BUSY_ENOUGH else ""

@@ -8,7 +8,7 @@ from peers import running, start_topics
 from plan import Plan
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows.append import append_load
-from turns import Contender, cpu_us, take_turns
+from turns import Contender, cpu_us, held_up, is_crowded, take_turns
 
 BOUNDS = {2: (1.3, 1.1), 5: (1.5, 1.2), 10: (1.8, 1.4)}  # bar and goal by records a request
 
@@ -33,7 +33,9 @@ def measure(plan: Plan) -> Outcome:
 def _cost(size: int, side: Side, one: Side) -> Reading:
     """Return how many times more processor time a request needs than one with one record."""
     cost, base = cpu_us(side), cpu_us(one)
-    return Reading(key=f"{size} records", value=cost / base, note=f"{cost:.1f} µs against {base:.1f} µs")
+    notes = [f"{cost:.1f} µs against {base:.1f} µs", held_up(one), held_up(side)]
+    note, crowded = "; ".join(filter(None, notes)), is_crowded(one, side)
+    return Reading(key=f"{size} records", value=cost / base, note=note, crowded=crowded)
 
 
 ROW = Row(

@@ -20,10 +20,10 @@ from peers import Server, running, start_nats, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows.queue import BATCH, JOBS, WORKERS, queue_load
-from turns import Contender, cpu_us, take_turns
+from turns import Contender, cpu_us, held_up, is_crowded, take_turns
 from workers import work_off
 
-TOPIC = "t"
+TOPIC, QUEUE = "t", "jobs"
 CONNECTIONS = 32
 SHARE_OF_RECORDS = 50  # a round has 20,000 messages
 FEW, MANY = 16, 500  # messages in flight on each connection of async publishers
@@ -100,20 +100,21 @@ def measure_queue(plan: Plan) -> Outcome:
 
 
 def _pull_and_ack(server: Server) -> Contender:
-    rounds = count()
-
     def fill() -> None:
-        number = next(rounds)
-        if number:
-            _check(jetstream.messages_in(server.port, f"jobs{number - 1}"), 0)
-        jetstream.fill_queue(server.port, f"jobs{number}", JOBS)
-        queue[:] = [jetstream.PullConsumer(b"jobs%d" % number, BATCH, worker) for worker in range(WORKERS)]
+        jetstream.fill_queue(server.port, QUEUE, JOBS)
+        queue[:] = [jetstream.PullConsumer(QUEUE.encode(), BATCH, worker) for worker in range(1, WORKERS + 1)]
 
     queue: list[jetstream.PullConsumer] = []
+
+    def run() -> float:
+        per_s = work_off(server.port, queue, jobs=JOBS)
+        _check(jetstream.messages_in(server.port, QUEUE), 0)
+        return per_s
+
     return Contender(
         name="JetStream, pull and ack",
         unit="jobs/s",
-        run=lambda: work_off(server.port, queue, jobs=JOBS),
+        run=run,
         before=fill,
         pid=lambda: server.pid,
     )
@@ -134,7 +135,8 @@ def measure_websocket(plan: Plan) -> Outcome:
         if len(publishing) > 1:
             _check(jetstream.messages_in(nats.port, TOPIC), publishing[1].acked)
     peer = sides[1] if len(sides) > 1 else None
-    cost = Reading(key="server CPU per message", value=cpu_us(sides[0]))
+    ours_us, crowded = cpu_us(sides[0]), is_crowded(sides[0])
+    cost = Reading(key="server CPU per message", value=ours_us, crowded=crowded, note=held_up(sides[0]))
     return Outcome([cost, _by_cpu("JetStream", sides[0], peer)], sides)
 
 
