@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import jetstream
 import resp
 from api import Api
 from payload import DATA, TAG, post
@@ -132,6 +133,14 @@ def subscribe(port: int, count: int) -> Subscribers:
     return Subscribers(links, MESSAGE)
 
 
+def subscribe_nats(port: int, subject: bytes, count: int) -> Subscribers:
+    """Open connections with one subscription each, and wait until the server has all of them."""
+    links = [jetstream.subscriber(port, subject) for _ in range(count)]
+    for link in links:
+        _read_until(link, b"PONG")
+    return Subscribers(links, b"MSG %b 1 " % subject)
+
+
 def _read_until(link: socket.socket, end: bytes) -> None:
     got = b""
     while end not in got:
@@ -156,8 +165,8 @@ def publish_request() -> bytes:
 class Writer:
     """One connection that keeps `depth` writes in flight. `answer` occurs exactly once in every answer."""
 
-    def __init__(self, port: int, request: bytes, answer: bytes, *, depth: int) -> None:
-        self._link = resp.connect(port)
+    def __init__(self, link: socket.socket, request: bytes, answer: bytes, *, depth: int) -> None:
+        self._link = link
         self._link.setblocking(False)
         self._request = request
         self._answer = answer

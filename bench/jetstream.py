@@ -24,6 +24,11 @@ def publisher(port: int, number: int = 0) -> socket.socket:
     return connect(port, _hello(number))
 
 
+def subscriber(port: int, subject: bytes) -> socket.socket:
+    """Return a connection that gets the messages of a subject as they are stored. `PONG` follows the subscription."""
+    return connect(port, HELLO + b"SUB %b 1\r\nPING\r\n" % subject)
+
+
 def _hello(number: int) -> bytes:
     return HELLO + b"SUB _INBOX.%d.* 1\r\n" % number
 

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+import resp
 from api import Api
 from fanout import Flood, Writer, append_request, watch
 from fill import send_all
@@ -68,7 +69,7 @@ def _flood(server: Server) -> Prepare:
     def prepare() -> Round:
         flood = Flood(
             lambda: watch(server.port, "t", WATCHERS),
-            lambda: Writer(server.port, append_request("t"), b"HTTP/1.1 200", depth=16),
+            lambda: Writer(resp.connect(server.port), append_request("t"), b"HTTP/1.1 200", depth=16),
             SECONDS,
         )
         flood.open()

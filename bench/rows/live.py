@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from socket import socket
 from statistics import median
 
+import resp
 from api import Api
 from fanout import (
     Flood,
@@ -30,7 +31,7 @@ PIPELINE = 16
 TOPIC = "t"
 
 
-def _server(plan: Plan) -> Server:
+def topics_server(plan: Plan) -> Server:
     server = start_topics(plan, plan.fresh_dir("topics"))
     Api(server.port).create(TOPIC, durability="disk")
     return server
@@ -42,7 +43,7 @@ def _floor(plan: Plan) -> Server:
 
 def measure_latency(plan: Plan) -> Outcome:
     sides, readings = [], []
-    with running(_server(plan)) as ours, running(_floor(plan)) as floor:
+    with running(topics_server(plan)) as ours, running(_floor(plan)) as floor:
         for watchers in (FEW, MANY):
             served, bare = [], []
             for _ in range(plan.scale.rounds):
@@ -85,26 +86,30 @@ def _idle_memory(ours: Server) -> Reading:
 
 def measure_flood(plan: Plan) -> Outcome:
     with ExitStack() as stack:
-        ours = stack.enter_context(running(_server(plan)))
-        streams = Flood(
-            lambda: watch(ours.port, TOPIC, MANY),
-            lambda: Writer(ours.port, append_request(TOPIC), b"HTTP/1.1 200", depth=PIPELINE),
-            plan.scale.round_s,
-        )
-        contenders = [_contender("topics, event streams", streams, ours)]
+        ours = stack.enter_context(running(topics_server(plan)))
+        contenders = [streams_load(plan, ours)]
         if installed("redis-server"):
             redis = stack.enter_context(running(start_redis(plan, plan.fresh_dir("redis"), appendfsync=None)))
             channel = Flood(
                 lambda: subscribe(redis.port, MANY),
-                lambda: Writer(redis.port, publish_request(), b"\r\n", depth=PIPELINE),
+                lambda: Writer(resp.connect(redis.port), publish_request(), b"\r\n", depth=PIPELINE),
                 plan.scale.round_s,
             )
-            contenders.append(_contender("Redis pub/sub", channel, redis))
+            contenders.append(flood_load("Redis pub/sub", channel, redis))
         sides = take_turns(contenders, rounds=plan.scale.rounds)
     return Outcome([ratio("pub/sub", sides[0], sides[1] if len(sides) > 1 else None)], sides)
 
 
-def _contender(name: str, flood: Flood, server: Server) -> Contender:
+def streams_load(plan: Plan, server: Server) -> Contender:
+    flood = Flood(
+        lambda: watch(server.port, TOPIC, MANY),
+        lambda: Writer(resp.connect(server.port), append_request(TOPIC), b"HTTP/1.1 200", depth=PIPELINE),
+        plan.scale.round_s,
+    )
+    return flood_load("topics, event streams", flood, server)
+
+
+def flood_load(name: str, flood: Flood, server: Server) -> Contender:
     return Contender(name=name, unit="deliveries/s", run=flood.run, before=flood.open, pid=lambda: server.pid)
 
 

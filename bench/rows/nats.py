@@ -1,4 +1,4 @@
-"""w1j, w8j, w28: publishing and queues against NATS JetStream with file storage.
+"""w1j, w7j, w8j, w28: publishing, fan-out and queues against NATS JetStream with file storage.
 
 The figures are processor time of the server per message, because an interpreted generator cannot load a server in Go.
 Both sides get the same generator, and after the rounds both must have every message.
@@ -13,12 +13,13 @@ from itertools import count, islice, repeat
 
 import jetstream
 from api import Api
-from fanout import append_request
+from fanout import Flood, Writer, append_request, subscribe_nats
 from inflight import Source, connect, keep_in_flight, masked, open_websocket
 from payload import record
 from peers import Server, running, start_nats, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_most
+from rows import live
 from rows.queue import BATCH, JOBS, WORKERS, queue_load
 from turns import Contender, cpu_us, held_up, is_crowded, take_turns
 from workers import work_off
@@ -120,6 +121,24 @@ def _pull_and_ack(server: Server) -> Contender:
     )
 
 
+def measure_flood(plan: Plan) -> Outcome:
+    with ExitStack() as stack:
+        ours = _topics(plan, stack)
+        contenders = [live.streams_load(plan, ours)]
+        if installed(PEER):
+            nats = _nats(plan, stack)
+            subject = TOPIC.encode()
+            publish = next(jetstream.publishes(subject))
+            stored = Flood(
+                lambda: subscribe_nats(nats.port, subject, live.MANY),
+                lambda: Writer(jetstream.publisher(nats.port), publish, jetstream.ACK, depth=live.PIPELINE),
+                plan.scale.round_s,
+            )
+            contenders.append(live.flood_load("JetStream, subscriptions", stored, nats))
+        sides = take_turns(contenders, rounds=plan.scale.rounds)
+    return Outcome([_by_cpu("JetStream", sides[0], sides[1] if len(sides) > 1 else None)], sides)
+
+
 def measure_websocket(plan: Plan) -> Outcome:
     with ExitStack() as stack:
         ours = _topics(plan, stack)
@@ -168,7 +187,7 @@ def _by_cpu(key: str, ours: Side, peer: Side | None) -> Reading:
     if peer is None:
         return Reading(key=key, value=None, missing=True)
     mine, theirs = cpu_us(ours), cpu_us(peer)
-    return Reading(key=key, value=theirs / mine, note=f"{mine:.1f} µs against {theirs:.1f} µs")
+    return Reading(key=key, value=theirs / mine, note=f"{mine:.3g} µs against {theirs:.3g} µs")
 
 
 ROWS = (
@@ -178,6 +197,15 @@ ROWS = (
         peer="JetStream, 32 connections, publish with ack, 1 and 16 in flight on each",
         asks=(Ask(key="JetStream, 1 in flight"), Ask(key=f"JetStream, {FEW} in flight")),
         measure=measure_requests,
+        needs=(),
+        time_limit_s=600,
+    ),
+    Row(
+        id="w7j",
+        title="w7, one writer and 1000 watchers as fast as it goes: server CPU per delivery",
+        peer="a stream of JetStream with 1000 subscriptions, 16 publishes in flight",
+        asks=(Ask(key="JetStream"),),
+        measure=measure_flood,
         needs=(),
         time_limit_s=600,
     ),
