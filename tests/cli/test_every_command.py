@@ -83,7 +83,7 @@ ROWS: dict[str, Row] = {
     "repair": Row("DIR/saved --from DIR/saved-copy", "0 not found", form=TEXT),
     "backup": Row("DIR/data DIR/backup-WAY", "topics", form=TEXT),
     "restore": Row("DIR/saved DIR/restored-WAY", "topics", form=TEXT),
-    "replica ls": Row("file://DIR/replica", "checkpoint"),
+    "replica ls": Row("file://DIR/replica", "kind"),
     "replica status": Row("file://DIR/replica", "restorable from", form=TEXT),
     "replica verify": Row("file://DIR/replica", "clean", form=TEXT),
     "replica promote": Row("--help", form=TEXT),  # a world with a standby: tests/faults/test_standby_processes.py

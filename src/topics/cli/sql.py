@@ -94,7 +94,7 @@ def execute(args: argparse.Namespace) -> int:
         if not statements and not is_prompt:
             raise usage("there is no statement to run; pass one as an argument or on standard input")
         if len(statements) != 1 and (args.parquet is not None or args.watch is not None or args.format == "arrays"):
-            raise usage("--parquet, --watch and arrays: pass one statement")
+            raise usage("--parquet, --watch and --format arrays: pass one statement")
         _check(options, statements)
         with warnings.catch_warnings(), ENGINES[engine](options, args) as tables:
             warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself

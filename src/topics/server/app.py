@@ -145,7 +145,7 @@ class TopicsApp:
     def _fence(self, reason: str) -> None:
         """End streams and refuse reads, too: another server has taken over, and this state grows no more."""
         self.requests.fence(reason)
-        self.services.runtime.begin_drain()
+        self.begin_drain()
 
     async def _follow(self) -> bool:
         """Serve as a standby. Return False if the directory is that of the writer."""
@@ -177,7 +177,7 @@ class TopicsApp:
                 self.stop_server(error)
 
         self.requests.pause()
-        self.services.runtime.begin_drain()
+        self.begin_drain()
         self._switching = self.loop.create_task(switch())
 
     def serve(
@@ -193,7 +193,6 @@ class TopicsApp:
         engine.commits.on_halt = lambda failure: os._exit(EXIT_HALTED)
         self._follow_keys(state)
         runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
-        runtime.open_ended.add(self.processes)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         if standby is None:
             self.scheduling = Scheduling(runtime)
@@ -251,6 +250,7 @@ class TopicsApp:
         return self.services.samples, self.services.queue_samples, self.services.reader_samples
 
     def begin_drain(self) -> None:
+        self.processes.end()
         if self._recovered:
             self.services.runtime.begin_drain()
 

@@ -93,8 +93,9 @@ class LogPart(Part):
 
     async def _check_scan(self, page: Page) -> None:
         lines = await scan(self.target, self.name)
+        if not lines or "end" not in lines[-1]:
+            raise ConnectionResetError(f"{self.name}: a scan ends with {lines[-1:]}")
         rows = {line["$seq"]: line["data"] for line in lines if "$seq" in line}
-        require("end" in lines[-1], f"{self.name}: a scan ends with {lines[-1]}")
         require(rows == {seq: row["data"] for seq, row in page.rows.items()}, f"{self.name}: scan and diff differ")
         self.target.tally["scans"] += 1
 
