@@ -105,9 +105,10 @@ def _archive(url: str, lake: str) -> None:
 
 def _lake_table(spark: Any, lake: str) -> Any:
     """Return the typed columns as `topics sql --lake` reads them."""
-    from topics.spark.sql.tables import Tables
+    from topics.spark.sql.on_spark import SparkTables
 
-    return Tables(spark, {"lake": lake, "lakeOnly": "true"}).run("SELECT sku, total FROM t").frame
+    SparkTables(spark, {"lake": lake, "lakeOnly": "true"}).run("SELECT sku, total FROM t")
+    return spark.table("t").select("sku", "total")  # the view of the statement
 
 
 def _rate(way: Any, records: int) -> float:

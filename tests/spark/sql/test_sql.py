@@ -404,7 +404,8 @@ def test_rows_are_written_as_parquet(ask: Ask, orders: str, tmp_path: Path):
     assert (status, out, err) == (0, f"{file}: 3 rows\n", "")
     assert pq.read_table(file).to_pylist()[1] == {"seq": 2, "tag": "shop", "sku": "KETTLE"}
     assert [one.name for one in tmp_path.iterdir()] == ["sold.parquet"]
-    assert "--parquet, --watch and --format arrays: pass one statement" in ask("select 1; select 2", "--parquet", str(file))[2]
+    printed = ask("select 1; select 2", "--parquet", str(file))[2]
+    assert "--parquet, --watch and --format arrays: pass one statement" in printed
     assert "Parquet needs distinct names" in ask("select 1 as a, 2 as a", "--parquet", str(file))[2]
     assert ask(f"select * from {orders} where seq < 0", "--parquet", str(file))[1] == f"{file}: 0 rows\n"
 
