@@ -18,6 +18,7 @@ class Part:
     def __init__(self, target: Target, rng: Random) -> None:
         self.target, self.rng = target, rng
         self.client = Client(target)
+        self._generation = 0  # of the server that the client is connected to
 
     async def begin(self) -> None:
         """Create the topics of an empty ledger."""
@@ -36,6 +37,7 @@ class Part:
 
     async def run(self) -> None:
         """Work until the run is over. Each round ends with a check."""
+        self._generation = self.target.generation
         try:
             await self._surviving(self.begin)
             while not self.target.over:
@@ -54,22 +56,21 @@ class Part:
     async def _surviving(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do some work. If the server is killed meanwhile, wait for the next one and check what it kept."""
         while True:
-            generation = self.target.generation
             try:
                 await work()
             except LOST as lost:
-                await self._follow(generation, lost)
+                await self._follow(lost)
             else:
                 return
             if work != self.begin:
                 work = self.check
 
-    async def _follow(self, generation: int, lost: BaseException) -> None:
+    async def _follow(self, lost: BaseException) -> None:
         """Connect to the server that follows. A connection that ends without a kill is a failure."""
-        expected = not self.target.up.is_set() or self.target.generation > generation
+        expected = not self.target.up.is_set() or self.target.generation > self._generation
         require(expected, f"{self.name}: the server closed a connection: {lost!r}")
         self.client.close()
         async with asyncio.timeout(ANSWER_S + HOLD_S["kill"]):
             await self.target.up.wait()
-        self.client = Client(self.target)
+        self.client, self._generation = Client(self.target), self.target.generation
         self.killed()
