@@ -1,5 +1,6 @@
 """SQL over HTTP, and the figures and the switch of a replica: commands in processes beside a real server."""
 
+import resource
 import signal
 import threading
 import time
@@ -54,6 +55,20 @@ def test_query_has_columns_and_rows_and_is_bounded(start_server: StartServer) ->
     assert "nothing" in wrong.json()["error"]["message"]
     for body in ({"query": " "}, {"query": "select 1", "limit": 0}, {"query": "select 1", "limit": 10_001}, {}):
         assert httpx.post(f"{server.url}/v0/sql", json=body).status_code == 400
+
+
+def test_query_that_cannot_start_is_answered_and_the_next_one_works(start_server: StartServer) -> None:
+    pytest.importorskip("duckdb")
+    server = start_server()
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+        client.get("/v0/health")
+        used = len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+        before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 2, before[1]))
+        refused = client.post("/v0/sql", json={"query": "select 1"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
+        assert client.post("/v0/sql", json={"query": "select 1"}).json()["rows"] == [[1]]
 
 
 def test_query_has_the_rights_of_its_key(start_server: StartServer) -> None:

@@ -116,7 +116,7 @@ class ReplicaLooks:
         try:
             out, _ = await self.processes.run("replica", "status", url, "--json", limit_s=LOOK_S)
             self.found, self.failure = msgspec.json.decode(out, type=ReplicaFigures), ""
-        except (TopicsError, msgspec.MsgspecError) as error:
+        except (TopicsError, msgspec.MsgspecError, OSError) as error:
             self.failure = str(error)
 
 

@@ -19,29 +19,34 @@ from topics.model.inspection import (
 )
 from topics.server.api.route import Call
 from topics.server.api.services import Services
-from topics.server.http.messages import Answer, Deferred, error_response
+from topics.server.http.answers import failure
+from topics.server.http.messages import Answer, Deferred, Response
 from topics.server.loop.answer import json_answer, performance
 from topics.server.loop.processes import failed
 
 PROMOTE_S = 70.0  # `topics replica promote` waits for 60 s
-_tasks: set[asyncio.Task[None]] = set()
+_tasks: set[asyncio.Task[Response]] = set()
 
 
 def _later(call: Call, make: Callable[[], Awaitable[Any]], *, ends_with_client: bool = False) -> Answer:
     """Return what `make` answers."""
     deferred = Deferred()
 
-    async def run() -> None:
+    async def run() -> Response:
         try:
-            deferred.resolve(json_answer(200, await make()))
-        except TopicsError as error:
-            deferred.resolve(error_response(error, call.request))
-        except asyncio.CancelledError:
-            deferred.resolve(error_response(failed("the client has closed the connection"), call.request))
+            return json_answer(200, await make())
+        except OSError as error:  # no descriptor, no memory, or no room for the file with the key
+            what = f"the command cannot start now: {error.strerror or error}"
+            raise TopicsError(Code.STORAGE_UNAVAILABLE, what, retry_after_ms=1000) from error
+
+    def answer(task: asyncio.Task[Response]) -> None:
+        _tasks.discard(task)
+        error = failed("the client has closed the connection") if task.cancelled() else task.exception()
+        deferred.resolve(task.result() if error is None else failure(call.request, error))
 
     task = asyncio.get_running_loop().create_task(run())
     _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
+    task.add_done_callback(answer)
     if ends_with_client:
         deferred.on_cancel = deferred.on_hurry = task.cancel
     return deferred
