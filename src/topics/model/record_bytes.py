@@ -29,6 +29,7 @@ SEQ_AND_TS_BYTES = len(SEQ) + len(TS)  # without the numbers
 END_BYTES = len(END)
 
 _SEQ_AND_TS = SEQ + b"%d" + TS + b"%d"
+_PLAIN = _SEQ_AND_TS + DATA + b"%b" + END
 _RECORD = _SEQ_AND_TS + b"%b" + DATA + b"%b%b" + END
 
 
@@ -58,6 +59,11 @@ def with_members(meta: Raw | UnsetType, members: bytes) -> Raw:
 def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> bytes:
     """Return a record. `node` is the result of `node_part`, `meta` the whole meta part; `data` is JSON text."""
     return _RECORD % (seq, ts, node, data, meta)
+
+
+def write_plain(seq: int, ts: int, data: bytes | Raw) -> bytes:
+    """Return a record without node and meta, as most are."""
+    return _PLAIN % (seq, ts, data)
 
 
 def seq_and_ts(seq: int, ts: int) -> bytes:

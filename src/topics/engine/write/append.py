@@ -12,7 +12,15 @@ from topics.engine.state.topic import Remembered, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
-from topics.engine.write.render import PLAIN_MAX_BYTES, PLAIN_MAX_RECORDS, LargeBlob, PlainRecords, lay_out, render
+from topics.engine.write.render import (
+    PLAIN_MAX_BYTES,
+    PLAIN_MAX_RECORDS,
+    LargeBlob,
+    lay_out,
+    plain_bytes,
+    plain_entry,
+    render,
+)
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.errors import Code, TopicsError, invalid, topic_not_found
@@ -119,7 +127,7 @@ class Appends:
             topic = staging.resolve(name)
         commits = self._commits
         now = commits.turn_ms or self._clock.now_ms()
-        limits, key, plain = self._limits, request.idempotency_key, None
+        limits, key, plain = self._limits, request.idempotency_key, 0
         names: list[Name] = []  # that another write of this turn must not have
         if key is not None:
             if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
@@ -130,8 +138,8 @@ class Appends:
             staging.admit_key(idempotency.size_bytes(key))
             names.append(key)
         elif prepared is None:
-            plain = PlainRecords.of(request, limits)
-        if plain is None and type(request) is not PlainWriteRequest and len(request.records) == 1:
+            plain = plain_bytes(request, limits)
+        if not plain and type(request) is not PlainWriteRequest and len(request.records) == 1:
             if (unique := request.records[0].unique) is not None:
                 if topic is not None and (twin := _pending(topic, unique.key, now)) is not None:
                     return twin
@@ -146,14 +154,14 @@ class Appends:
             ts = now
         first = topic.next_seq
         has_caps = config.cap_bytes or config.cap_records or limits.max_total_bytes
-        if plain is not None and not has_caps and topic.links is None:
-            ticket = self._share(topic, plain, first, ts)
+        if plain and not has_caps and topic.links is None:
+            ticket = self._share(topic, request, plain, first, ts)
             commits.turn_ms = now
             self.warning = warning
             return ticket
         blob = None if prepared is None else prepared.blob
         at = topic.topic_id, first, ts
-        entry = self._entry(request, blob, *at) if plain is None else plain.entry(*at)
+        entry = plain_entry([request], *at) if plain else self._entry(request, blob, *at)
         if entry.extras is not None:
             check_terms(config, request, entry)
         if has_caps:
@@ -170,34 +178,34 @@ class Appends:
         self.warning = warning
         return ticket
 
-    def _share(self, topic: Topic, plain: PlainRecords, first: int, ts: int) -> Ticket:
+    def _share(self, topic: Topic, request: WriteRequest, size_bytes: int, first: int, ts: int) -> Ticket:
         """Stage plain records for an entry that appends of this turn share. Caps would have to count pending ones."""
-        n, size_bytes, leader = len(plain.datas), plain.size_bytes, topic.leader
+        n, leader = len(request.records), topic.leader
         end = first + n
         if (
             leader is not None and leader.ts == ts and end <= topic.ceiling
             and end - leader.first <= PLAIN_MAX_RECORDS and leader.size_bytes + size_bytes <= PLAIN_MAX_BYTES
         ):  # fmt: skip
-            shared, ticket = leader.entry, Ticket(topic, first=first, count=n)
-            shared.datas += plain.datas
-            shared.tags += plain.tags
-            shared.nodes += plain.nodes
+            ticket = Ticket(topic, None, None, None, first, n)
+            if leader.followers is None:
+                leader.followers = []
             leader.followers.append(ticket)
+            leader.entry.append(request)
             topic.next_seq = end
             topic.staged_bytes += size_bytes
             leader.size_bytes += size_bytes
             self._commits.pending_bytes += size_bytes
             return ticket
         gated = GATES[topic.config.durability] if self._staging.logged else 0
-        ticket = Ticket(topic, None, self._take_effect, plain, first, n, size_bytes, ts, [], gated)
+        ticket = Ticket(topic, None, self._take_effect, [request], first, n, size_bytes, ts, None, gated)
         ticket.close = self._close
         self._commits.stage(ticket)
         return ticket
 
     def _close(self, leader: Ticket) -> None:
-        """Make one entry of the records of `leader` and its followers."""
+        """Make one entry of the requests of `leader` and its followers."""
         topic: Topic = leader.topic  # type: ignore[assignment]  # an append has one
-        leader.entry = entry = leader.entry.entry(topic.topic_id, leader.first, leader.ts)
+        leader.entry = entry = plain_entry(leader.entry, topic.topic_id, leader.first, leader.ts)
         if self._staging.logged and topic.config.durability != "ephemeral":
             leader.frame = entries.encode(entry)
 
@@ -249,13 +257,15 @@ class Appends:
         entry, first = ticket.entry, ticket.first
         if ticket.ts and len(entry.sizes) == 1:
             apply.append_plain(self._state, topic, entry)
-            self._staging.grew(topic)
+            if topic.listeners:
+                self._staging.grew(topic)
             return Appended(topic, first, first, first)
         self._staging.land(topic, entry)
-        for follower in ticket.followers or ():
-            last = follower.first + follower.count - 1
-            follower.result = Appended(topic, follower.first, last, last)
         last = first + ticket.count - 1
+        if ticket.followers is not None:
+            for follower in ticket.followers:
+                last_of = follower.first + follower.count - 1
+                follower.result = Appended(topic, follower.first, last_of, last_of)
         return Appended(topic, first, last, last)
 
 

@@ -316,11 +316,15 @@ class Commits:
                 if ticket.count or not isinstance(failure, OSError):
                     self._halt(failure, ticket)
                 ticket.error = _not_applied(ticket, failure)
-            for one in (ticket,) if followers is None else (ticket, *followers):
-                if one is not ticket:
-                    one.error, one.wal_ns, one.sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
-                one.done = True
-                if one.then is not None:  # as in `Ticket.resolve`, without a call
+            ticket.done = True
+            if ticket.then is not None:  # as in `Ticket.resolve`, without a call
+                try:
+                    ticket.then(ticket)
+                except Exception as failure:
+                    callback_failed(ticket, failure)
+            for one in followers or ():
+                one.error, one.wal_ns, one.sync_ns, one.done = ticket.error, ticket.wal_ns, ticket.sync_ns, True
+                if one.then is not None:
                     try:
                         one.then(one)
                     except Exception as failure:
