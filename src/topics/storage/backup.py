@@ -28,7 +28,7 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import msgspec
 import numpy as np
@@ -102,7 +102,7 @@ def copy(
         copy_dir.open()
     else:
         copy_dir.begin()
-    try:
+    with closing(copy_dir):
         copier = _Copier(origin, copy_dir, cold_dir, progress, pause, restored_ms)
         for attempt in range(1, MAX_TRIES + 1):
             try:
@@ -119,8 +119,6 @@ def copy(
             f"{source} took a new snapshot in each of {MAX_TRIES} tries, faster than this copy could follow; "
             "try again, or raise TOPICS_CHECKPOINT_WAL_BYTES"
         )
-    finally:
-        copy_dir.close()
 
 
 def restore(
@@ -133,14 +131,11 @@ def restore(
     progress: Progress = lambda done, total: None,
 ) -> Copied:
     """Copy a backup to the directory of a server. An existing directory moves to the path `set_aside`, if given."""
-    origin = DataDir(ReadOnlyFs(fs), source)
-    origin.inspect()
-    try:
+    with closing(DataDir(ReadOnlyFs(fs), source)) as origin:
+        origin.inspect()
         if not is_vacant(fs, target):
             move_aside(fs, target, set_aside)
         return copy(fs, source, target, progress=progress, restored_ms=now_ms)
-    finally:
-        origin.close()
 
 
 def is_vacant(fs: Fs, path: str) -> bool:
@@ -316,10 +311,8 @@ class _Copier:
                 found = self.source.fs.open(path)
             except FileNotFoundError:
                 return  # removed after a newer snapshot, or lost: `_add_late_marks` finds out
-            try:
+            with closing(found):
                 self._examined[ref.footer] = self._read_segment(found, topic, ref)
-            finally:
-                found.close()
         for problem in self._examined[ref.footer]:
             self._note_damage(problem, path, topic, ref)
 
@@ -379,8 +372,8 @@ class _Copier:
         for topic, ref in [(one, ref) for one in snapshot.topics for ref in one.segments]:
             footer = codec.Footer(*ref.footer)
             try:
-                marks = read_marks(self.source.fs.open(self._source_path(topic.topic_id, ref)), footer)
-                there = read_marks(self.fs.open(self.target.path_of(topic.topic_id, ref)), footer)
+                marks = read_marks(self.source.fs, self._source_path(topic.topic_id, ref), footer)
+                there = read_marks(self.fs, self.target.path_of(topic.topic_id, ref), footer)
             except FileNotFoundError as error:
                 if newest_number(self.source) != newest:
                     raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import NoReturn
 
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.check import examine
 from topics.storage.datadir import DataDir
-from topics.storage.fs import File, Fs, read_whole, reader_of
+from topics.storage.fs import Fs, read_whole, reader_of
 from topics.storage.log import ledger, log_files, walfile
 from topics.storage.log.entry import APPEND
 from topics.storage.log.log_files import LogFile
@@ -103,29 +104,23 @@ def newest_snapshot(datadir: DataDir, problems: list[str]) -> snap.Snapshot:
         raise CopyError(f"{error.path}: {what}; run `topics verify {datadir.root}`") from error
 
 
-def read_marks(file: File, footer: codec.Footer) -> bytearray:
-    """Return the marks of a segment file, and close the file. A flag that is damaged or missing gives no mark."""
-    try:
+def read_marks(fs: Fs, path: str, footer: codec.Footer) -> bytearray:
+    """Return the marks of a segment file. A flag that is damaged or missing gives no mark."""
+    with closing(fs.open(path)) as file:
         flags = file.pread(footer.count, footer.flags_at).ljust(footer.count, b"\0")
-        marks = codec.decode_flags(flags) or bytearray(footer.count)
-        for at in codec.damaged_flags(flags):
-            marks[at] = LIVE if marks[at] == LOST else marks[at]
-        return marks
-    finally:
-        file.close()
+    marks = codec.decode_flags(flags) or bytearray(footer.count)
+    for at in codec.damaged_flags(flags):
+        marks[at] = LIVE if marks[at] == LOST else marks[at]
+    return marks
 
 
 def read_footer(fs: Fs, path: str) -> codec.Footer | None:
     """Return the footer of a segment file; None if it is damaged."""
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file, suppress(Corrupt):
         size = file.size()
         tail = file.pread(codec.FOOTER_BYTES, max(size - codec.FOOTER_BYTES, 0))
         return codec.decode_footer(tail, path=path, file_bytes=size)
-    except Corrupt:
-        return None
-    finally:
-        file.close()
+    return None
 
 
 def tail_problems(path: str, topic: str, ref: snap.TailRef, data: bytes) -> list[str]:

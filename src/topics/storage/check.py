@@ -7,6 +7,7 @@ it copies it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -61,13 +62,10 @@ def examine_file(
     A file that is missing or cannot be read is a problem of all records.
     """
     try:
-        file = fs.open(path)
-        try:
+        with closing(fs.open(path)) as file:
             start, size_bytes = part or (0, file.size())
             pread = file.pread_stored if stored else file.pread
             return examine(lambda size, at: pread(size, start + at), size_bytes, path=path, known=known, taken=taken)
-        finally:
-            file.close()
     except OSError as error:
         return Examined(known, None, b"", [Problem(0, absence(error), 0, known.count if known else 0, whole=True)])
 

@@ -21,7 +21,7 @@ a topic never becomes a path. A file has the suffix `.tmp` until it is complete 
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partialmethod
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -141,19 +141,15 @@ class DataLayout:
         if not self.fs.exists(folder):
             self.fs.mkdir(folder)
             self.fs.sync_dir(posixpath.dirname(folder))
-        origin = self.fs.open(source)
-        try:
-            with self.new_file(target) as made:
-                at, size = 0, origin.size()
-                while at < size:
-                    piece = origin.pread(WRITE_BYTES, at)
-                    if not piece:
-                        raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
-                    made.pwrite(piece, at)
-                    at += len(piece)
-                    worker.rest()
-        finally:
-            origin.close()
+        with closing(self.fs.open(source)) as origin, self.new_file(target) as made:
+            at, size = 0, origin.size()
+            while at < size:
+                piece = origin.pread(WRITE_BYTES, at)
+                if not piece:
+                    raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
+                made.pwrite(piece, at)
+                at += len(piece)
+                worker.rest()
 
     def publish(self, path: str) -> None:
         """Rename the synced file `path + TEMP_SUFFIX` to `path`, and make the name durable."""

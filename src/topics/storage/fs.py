@@ -22,7 +22,7 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -90,14 +90,12 @@ def next_step(error: OSError) -> str:
 
 def read_whole(fs: Fs, path: str) -> bytes:
     """Return all bytes of a file. An error names it."""
-    file = fs.open(path)
-    try:
-        return file.pread(file.size(), 0)
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        file.close()
+    with closing(fs.open(path)) as file:
+        try:
+            return file.pread(file.size(), 0)
+        except OSError as error:
+            error.filename = path
+            raise
 
 
 def reader_of(data: bytes) -> Callable[[int, int], bytes]:

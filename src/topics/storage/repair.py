@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Protocol
 
@@ -98,9 +99,8 @@ def repair(
     fs: Fs, root: str, source: Source, *, cold_dir: str | None = None, progress: Progress = lambda done, total: None
 ) -> Repaired:
     """Repair the directory of a stopped server. Raise `CopyError`, `DataDirError` or OSError."""
-    datadir = DataDir(fs, root)
-    datadir.open()
-    try:
+    with closing(DataDir(fs, root)) as datadir:
+        datadir.open()
         work = _Repair(datadir, source, cold_dir)
         snapshot = work.snapshot()
         for at, topic in enumerate(snapshot.topics):
@@ -112,8 +112,6 @@ def repair(
         for number in [number for number in datadir.wal_numbers() if number >= snapshot.wal_number]:
             work.log(datadir.wal_path(number))
         return work.done
-    finally:
-        datadir.close()
 
 
 class _Repair:
@@ -147,7 +145,7 @@ class _Repair:
         except FileNotFoundError:
             self._missing_file(topic, ref, footer, path)
             return
-        try:
+        with closing(file):
             found = examine(file.pread, file.size(), path=path, known=footer)
             if found.problems and _is_whole(found):
                 self._ends(file, topic, footer)
@@ -159,8 +157,6 @@ class _Repair:
                     self._flags(file, topic, ref, footer, found.flags)
                 file.datasync()
                 found = examine(file.pread, file.size(), path=path, known=footer)
-        finally:
-            file.close()
         self.done.missing += [problem.report(path, topic.name, ref.first) for problem in found.problems]
 
     def _ends(self, file: File, topic: snap.TopicSnapshot, footer: codec.Footer) -> None:
@@ -252,11 +248,7 @@ class _Repair:
     def tail(self, topic: snap.TopicSnapshot, ref: snap.TailRef) -> None:
         path = self._dir.tails_path(ref.tails)
         here = snap.TailRef(ref.tails, 0, ref.size, ref.opened_ms, ref.live, ref.live_bytes)
-        try:
-            file = self._fs.open(path, write=True)
-        except FileNotFoundError:
-            file = self._fs.open(path, create=True)
-        try:
+        with closing(self._fs.open(path, create=True)) as file:
             bad = file.pread(ref.size, ref.offset)
             problems = tail_problems(path, topic.name, here, bad)
             held = self._source.file(self._inside(path)) if problems else None
@@ -268,8 +260,6 @@ class _Repair:
             elif problems:
                 what, seqs = "the last records of a topic are damaged", (topic.tail_first, topic.head)
                 self.done.missing.append(DamageReport(path, ref.offset, what, topic=topic.name, seqs=seqs))
-        finally:
-            file.close()
 
     def log(self, path: str) -> None:
         """Repair damaged frames of a log file. Its last write may be cut short: that is no damage."""
@@ -281,8 +271,7 @@ class _Repair:
         if _without_damage(whole, found) != _without_damage(data[: len(whole)], found):
             whole = b""  # of another directory, or of a copy that a server went on with
         has_frames = any(isinstance(item, walfile.FoundFrame) for item in found)
-        file = self._fs.open(path, write=True)
-        try:
+        with closing(self._fs.open(path, write=True)) as file:
             for item in damaged:
                 good = whole[item.at : item.end]
                 if not has_frames and good[-8:] != data[item.end - 8 : item.end]:  # no frame shows that it is the same
@@ -296,8 +285,6 @@ class _Repair:
                     what = f"{item.end - item.at} damaged bytes in the log"
                     self.done.missing.append(DamageReport(path, item.at, what))
             file.datasync()
-        finally:
-            file.close()
 
     # --- what was done
 

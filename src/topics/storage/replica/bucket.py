@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -115,9 +115,8 @@ class Bucket:
         if self._folder is None:
             return
         fs, path = Fs(), os.path.join(self._folder, name)
-        file = fs.open(path)
-        file.sync()
-        file.close()
+        with closing(fs.open(path)) as file:
+            file.sync()
         fs.sync_dir(os.path.dirname(path))
 
     @contextmanager

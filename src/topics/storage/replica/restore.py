@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -53,13 +54,10 @@ def restore(
     are there: it ends the old term, and returns the number of its last object.
     """
     state = history.state(number or history.end().number)
-    datadir = DataDir(fs, target)
-    datadir.begin()
-    try:
+    with closing(DataDir(fs, target)) as datadir:
+        datadir.begin()
         with ThreadPoolExecutor(READERS, thread_name_prefix="topics-restore") as pool:
             return _Restore(history, state, datadir, pool).run(restored_ms, seal, progress)
-    finally:
-        datadir.close()
 
 
 @dataclass
@@ -143,23 +141,17 @@ class _Restore:
                     continue
                 if at != ends.get(number, 0):
                     raise Damaged(f"{objects.log_name(found.head.number)} does not continue the log before it")
-                file = datadir.fs.open(datadir.wal_path(number), create=True)
-                try:
+                with closing(datadir.fs.open(datadir.wal_path(number), create=True)) as file:
                     file.pwrite(data, at)
-                finally:
-                    file.close()
                 ends[number] = at + len(data)
                 done.bytes += len(data)
 
     def _synced(self, number: int) -> LogFile:
         """Return a log file, once its bytes are durable."""
         path = self._dir.wal_path(number)
-        file = self._dir.fs.open(path, write=True)
-        try:
+        with closing(self._dir.fs.open(path, write=True)) as file:
             file.sync()
             return log_files.decode(number, path, file.pread(file.size(), 0), [])
-        finally:
-            file.close()
 
     def _write_ledger(self, files: list[LogFile]) -> None:
         since = self._state.checkpoint.snapshot

@@ -19,6 +19,7 @@ from __future__ import annotations
 import posixpath
 import secrets
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -224,9 +225,8 @@ def _begin_term(history: History, sequence: Sequence, upload: Upload, claim: Cal
 
 def _clear(fs: Fs, path: str) -> None:
     """Remove a copy. What is left after a crash is an unfinished copy."""
-    datadir = DataDir(fs, path)
-    datadir.open()
-    try:
+    with closing(DataDir(fs, path)) as datadir:
+        datadir.open()
         fs.open(posixpath.join(path, UNFINISHED), create=True).close()
         fs.unlink(posixpath.join(path, "FORMAT"))
         fs.sync_dir(path)
@@ -234,8 +234,6 @@ def _clear(fs: Fs, path: str) -> None:
         for folder in (datadir.wal_dir, datadir.snapshots_dir, datadir.ledger_dir, *topics):
             for name in fs.listdir(folder):
                 fs.unlink(posixpath.join(folder, name))
-    finally:
-        datadir.close()
 
 
 def _check(fs: Fs, path: str, owner: Owner | None, history: History | None, end: End, url: str) -> None:

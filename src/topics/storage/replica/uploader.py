@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -200,11 +201,8 @@ class Uploader:
     def _log_bytes(self, upload: Upload) -> bytes:
         parts = []
         for number, at, size in upload.head.pieces:
-            file = self._dir.fs.open(self._dir.wal_path(number))
-            try:
+            with closing(self._dir.fs.open(self._dir.wal_path(number))) as file:
                 parts.append(file.pread(size, at))
-            finally:
-                file.close()
             if len(parts[-1]) != size:
                 raise OSError(f"log file {number} is shorter than the log was")
         return b"".join(parts)
@@ -281,13 +279,9 @@ def _read_checkpoint(datadir: DataDir, number: int, *, cold_dir: str | None) -> 
         if topic.tail is not None:
             tails.add(topic.tail.tails)
         for ref in topic.segments:
-            inside = datadir.segment_path(topic.topic_id, ref.first, generation=ref.generation)
-            source = inside
-            if ref.cold and cold_dir is not None:
-                source = cold_dir + inside[len(datadir.segments_dir) :]
-            footer = codec.Footer(*ref.footer)
+            source, footer = datadir.path_of(topic.topic_id, ref, cold_dir), codec.Footer(*ref.footer)
             ref.pending, ref.cold = _all_marks(datadir.fs, source, footer, ref), False
-            files.append(LocalFile(_inside(datadir, inside), source, footer))
+            files.append(LocalFile(_inside(datadir, datadir.path_of(topic.topic_id, ref)), source, footer))
     for tail in sorted(tails):
         files.append(LocalFile(_inside(datadir, datadir.tails_path(tail)), datadir.tails_path(tail)))
     files.append(LocalFile(_inside(datadir, path), path, data=snap.encode(snapshot)))
@@ -311,7 +305,7 @@ def _all_marks(fs: Fs, path: str, footer: codec.Footer, ref: snap.SegmentRef) ->
     """Return every mark of the segment, packed: those in its file, and those that the file may lack."""
     if ref.live == ref.count and not ref.pending:
         return b""
-    marks = read_marks(fs.open(path), footer)
+    marks = read_marks(fs, path, footer)
     put_marks(marks, ref.pending)
     return pack_marks(marks, np.flatnonzero(np.frombuffer(marks, np.uint8)))
 
