@@ -11,16 +11,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec.json import Decoder
+
 from topics.client import errors
-from topics.client.call import Addresses, Backoff, Request, with_schemes
+from topics.client.call import JSON, Addresses, Backoff, Request, with_schemes
 from topics.client.errors import TopicsError, Unreachable
+from topics.client.items import decode_records, encode
 from topics.errors import Code
 
 TAKEOVER_S = 60.0  # how long a request to several addresses is repeated at least: a takeover takes about 20
 NO_ANSWER = (OSError, HTTPException)
+Answer = TypeVar("Answer")
 
 
 class Retries(NamedTuple):
@@ -59,6 +63,20 @@ class Connection:
         if self._kept is not None:
             self._kept.close()
             self._kept = None
+
+    @property
+    def _http(self) -> Any:
+        """What the calls of the sync client send their requests with: they need `call` and `send`."""
+        return self
+
+    def call(
+        self, method: str, path: str, answer: type[Answer], *, body: object = None, safe: bool = True, wait_ms: int = 0,
+        retries: int | None = None,
+    ) -> Answer:  # fmt: skip
+        """Send a request and decode its answer. `safe` says that a repetition does no more than the first one."""
+        content = None if body is None else encode(body)
+        request = Request(method, path, content, JSON, safe, wait_ms)
+        return decode_records(Decoder(answer), self.send(request, None if retries is None else Retries(retries)))
 
     def send(self, request: Request, retries: Retries | None = None) -> bytes:
         """Send a request and return the body of its answer. Repeat it if that can help and is safe."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from topics.client import errors, request
 from topics.client._sync.management import ManagementCalls
-from topics.client.call import JSON, SEGMENTS, Backoff, Request, given, topic_path
+from topics.client.call import SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicsError
 from topics.client.items import End, Tombstone, encode
@@ -21,23 +21,16 @@ from topics.model.topic import ConfigPatch
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
-Answer = TypeVar("Answer")
-
 PAGE_RECORDS = 1000
 
 
-class Client(Connection, ManagementCalls):
+class Client(Connection, ManagementCalls):  # type: ignore[override]  # its `_http` is the connection
     """A server, on one connection. Not thread-safe: each thread needs its own client."""
 
     def __init__(
         self, url: str = "http://127.0.0.1:4000", *, token: str | None = None, timeout_s: float = 60.0, retries: int = 5
     ) -> None:
         super().__init__(url, token=token, timeout_s=timeout_s, retries=Retries(retries))
-
-    @property
-    def _http(self) -> Any:  # type: ignore[override]
-        """The calls of `ManagementCalls` need `call` and `send`."""
-        return self
 
     archived = ManagementCalls.report_archived
 
@@ -126,22 +119,6 @@ class Client(Connection, ManagementCalls):
                 yield from read_pieces(response.read, source=f"{self.url}{path}")
         except (CutOff, Corrupt) as error:
             raise self.unreachable(error) from error
-
-    # --- inside
-
-    def call(
-        self,
-        method: str,
-        path: str,
-        answer: type[Answer],
-        *,
-        body: object = None,
-        safe: bool = True,
-        retries: int | None = None,
-    ) -> Answer:
-        content = None if body is None else encode(body)
-        most = None if retries is None else Retries(retries)
-        return msgspec.json.decode(self.send(Request(method, path, content, JSON, safe), most), type=answer)
 
 
 def _fields(fields: Mapping[str, Any], request: type[Struct]) -> dict[str, Any]:

@@ -57,30 +57,6 @@ class PreviewRequest(Struct, kw_only=True):
     from_ts: U64 | None = None
 
 
-class RouterAnswer(Struct, kw_only=True):
-    """A router and its position. `lag` is the number of source records that it has not processed."""
-
-    router: str
-    source: str
-    dest: str
-    preserve_node: bool
-    preserve_tag: bool
-    filter: Annotated[list[Any] | None, "only records that match are copied; null is all"]
-    allow_cycle: bool
-    guarantee: Guarantee
-    forwarded_total: U64
-    cursor: U64
-    lag: Annotated[U64, "the number of source records that the router has not processed"]
-    last_error: str | None
-    performance: Performance
-
-
-class RouterPutAnswer(RouterAnswer, kw_only=True):
-    """A router, and whether this request created it."""
-
-    created: bool
-
-
 class RouterSummary(Struct, kw_only=True):
     router: str
     source: str
@@ -90,6 +66,22 @@ class RouterSummary(Struct, kw_only=True):
     cursor: U64
     lag: Annotated[U64, "the number of source records that the router has not processed"]
     last_error: str | None
+
+
+class RouterAnswer(RouterSummary, kw_only=True):
+    """A router and its position. `lag` is the number of source records that it has not processed."""
+
+    preserve_node: bool
+    preserve_tag: bool
+    filter: Annotated[list[Any] | None, "only records that match are copied; null is all"]
+    allow_cycle: bool
+    performance: Performance
+
+
+class RouterPutAnswer(RouterAnswer, kw_only=True):
+    """A router, and whether this request created it."""
+
+    created: bool
 
 
 class RouterList(Struct, omit_defaults=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from datetime import UTC, datetime
+from typing import Any
 
 from topics.clock import SystemClock
 
@@ -66,7 +67,7 @@ def parse_seqs(text: str) -> list[int]:
     return list(range(first, last + 1))
 
 
-def parse_progress(text: str) -> dict[str, float | str]:
+def parse_progress(text: str) -> dict[str, Any]:
     """Return the share and the text of `0.4 page 4 of 10`."""
     found = re.fullmatch(r"(0|1|0?\.\d{1,9}|[01]\.0*)(?:\s+(.*))?", text.strip())
     if found is None:

@@ -15,16 +15,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-from msgspec import Raw, Struct
-
 from topics import early_signals
 from topics.cli.command import Args, Call, Command
 from topics.cli.connect import Server, get, post
 from topics.cli.options import QUEUE, option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, usage
-from topics.cli.output.records import elements, members
 from topics.cli.output.units import duration, parse_progress
+from topics.client._sync.queues import Job, QueueCalls
 from topics.client.call import Request, topic_path
 from topics.errors import Code, TopicsError
 from topics.plurals import counted
@@ -35,13 +32,8 @@ PROGRESS_S = 1.0  # between two looks at what the program has written
 LAST_BYTES = 2048  # of standard error, for the reason of a nack
 
 
-class Job(Struct, rename={"seq": "$seq", "tag": "$tag", "key": "$key"}):
-    seq: int
-    lease_id: str
-    deliveries: int
-    data: Raw
-    tag: str | None = None
-    key: str | None = None
+class Queues(Server, QueueCalls):  # type: ignore[override]  # its `_http` is the connection
+    """The server with the calls of the sync client, on a connection of its own."""
 
 
 def _claim(args: Args) -> Request:
@@ -144,10 +136,10 @@ class Pool:
 
     def _work(self) -> None:
         """Claim and run jobs. A server that does not answer is tried again; another error stops all threads."""
-        with Server(self.call.server.target) as server:
+        with Queues(self.call.server.target) as queues:
             while not self.stopping.is_set():
                 try:
-                    if not self._one(server) and self.call.args.until_empty:
+                    if not self._one(queues) and self.call.args.until_empty:
                         return
                 except TopicsError as error:
                     if not error.retryable:
@@ -157,45 +149,43 @@ class Pool:
                     self.call.screen.warn(f"{error}; trying again")
                     self.stopping.wait(PAUSE_S)
 
-    def _one(self, server: Server) -> bool:
+    def _one(self, queues: Queues) -> bool:
         """Claim and run one job. Return False if none is ready."""
-        claimed = elements(members(server.send(_claim(self.call.args)))["claimed"])
-        if not claimed:
+        args = self.call.args
+        wait_ms = 0 if args.until_empty else WAIT_MS
+        jobs = queues.claim(args.queue, node=args.node, lease_ms=args.lease, wait_ms=wait_ms)
+        if not jobs:
             return False
-        job = msgspec.json.decode(claimed[0], type=Job)
-        began = time.monotonic()
-        problem, last = self._execute(server, job)
+        [job], began = jobs, time.monotonic()
+        problem, last = self._execute(job)
         took = duration((time.monotonic() - began) * 1000)
         if problem is None:
-            answer = self._about(server, "ack", job)
-            if answer["skipped"]:
+            if not job.ack():
                 self.call.screen.warn(f"job {job.seq}: the lease had expired; another worker may run it again")
             with self._lock:
                 self.done += 1
                 self.call.screen.note(f"job {job.seq}: finished in {took}")
         else:
-            self._return(server, job, f"{problem} after {took}", last)
+            self._return(queues, job, f"{problem} after {took}", last)
         return True
 
-    def _about(self, server: Server, verb: str, job: Job, **fields: Any) -> Any:
-        held = {"node": self.call.args.node, "seqs": [job.seq], "lease_ids": [job.lease_id]}
-        return server.json(post(topic_path(self.call.args.queue, verb), held | fields))
-
-    def _return(self, server: Server, job: Job, problem: str, last: bytes) -> None:
+    def _return(self, queues: Queues, job: Job, problem: str, last: bytes) -> None:
         """Return a failed job to the queue, with the end of what its program wrote to standard error."""
         reason = problem + ("\n" + last.decode(errors="replace").strip() if last.strip() else "")
-        when: dict[str, Any] = {"delay_ms": 0} if self.ending.is_set() else {"retry": True}
-        answer = self._about(server, "nack", job, reason=reason, **when)
-        is_dead = answer.get("dead_lettered", 0) > 0
+        delay_ms = 0 if self.ending.is_set() else None
+        answer = queues.nack(
+            job.topic, [job.seq], node=job.node, delay_ms=delay_ms, retry=True, reason=reason, lease_ids=[job.lease_id]
+        )
+        is_dead = answer.dead_lettered > 0
         fate = "moved to the dead letters" if is_dead else "returned"
-        if answer["skipped"]:  # the lease expired while the program ran, so the server returned the job by itself
+        if answer.skipped:  # the lease expired while the program ran, so the server returned the job by itself
             fate = "its lease had expired"
         with self._lock:
             self.dead += is_dead
             self.returned += not is_dead
             self.call.screen.note(f"job {job.seq}: {problem}; {fate} (delivery {job.deliveries})", "yellow")
 
-    def _execute(self, server: Server, job: Job) -> tuple[str | None, bytes]:
+    def _execute(self, job: Job) -> tuple[str | None, bytes]:
         """Run the program with the data on standard input.
 
         Return None if it succeeded, else what went wrong, and the end of what it wrote to standard error.
@@ -208,7 +198,7 @@ class Pool:
         }  # fmt: skip
         try:
             with tempfile.TemporaryFile() as data:
-                data.write(bytes(job.data) + b"\n")
+                data.write(bytes(job.json) + b"\n")
                 data.seek(0)
                 # A group of its own: Ctrl-C reaches this process, which lets the program finish.
                 process = subprocess.Popen(
@@ -221,12 +211,12 @@ class Pool:
         last = bytearray()
         copying = threading.Thread(target=_copy_stderr, args=(process, last), daemon=True)
         copying.start()
-        problem = self._wait(server, job, process, progress)
+        problem = self._wait(job, process, progress)
         progress.unlink(missing_ok=True)
         copying.join(PAUSE_S)  # a program that it started may keep the pipe open
         return problem, bytes(last)
 
-    def _wait(self, server: Server, job: Job, process: subprocess.Popen[bytes], progress: Path) -> str | None:
+    def _wait(self, job: Job, process: subprocess.Popen[bytes], progress: Path) -> str | None:
         """Wait for the program, extend the lease meanwhile, and report its progress once a second."""
         lease_s = self.call.args.lease / 1000
         began = extended = looked = time.monotonic()
@@ -253,20 +243,19 @@ class Pool:
                     written = progress.read_bytes()
             if now - extended > lease_s / 3 or written != reported:
                 extended, reported = now, written
-                if not self._extend(server, job, written):
+                if not self._extend(job, written):
                     _end(process)
                     return "cancelled"
 
-    def _extend(self, server: Server, job: Job, written: bytes) -> bool:
+    def _extend(self, job: Job, written: bytes) -> bool:
         """Extend the lease, and report the progress that the program has written. Return False if it was cancelled."""
-        fields: dict[str, Any] = {"lease_ms": self.call.args.lease}
-        with suppress(argparse.ArgumentTypeError):  # half a line, or none
-            fields["progress"] = parse_progress(written.decode(errors="replace").rstrip().rpartition("\n")[2])
         try:
-            return not self._about(server, "extend", job, **fields).get("cancelled")
+            job.extend(self.call.args.lease)
+            with suppress(argparse.ArgumentTypeError):  # half a line, or none
+                job.progress(**parse_progress(written.decode(errors="replace").rstrip().rpartition("\n")[2]))
         except TopicsError as error:
             self.call.screen.warn(f"job {job.seq}: the lease could not be extended: {error}")
-            return True
+        return not job.is_cancelled
 
 
 def _copy_stderr(process: subprocess.Popen[bytes], last: bytearray) -> None:

@@ -33,8 +33,8 @@ from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
 
 if TYPE_CHECKING:
-    from topics.server.loop.replication import ReplicaService
-    from topics.server.loop.standby import StandbyService
+    from topics.engine.durable.replication import Replication
+    from topics.engine.durable.standby import Standby
 
 # Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
@@ -95,8 +95,8 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.storage),
         (_requests(),),
-        () if services.replica is None else _replica(services.replica),
-        () if services.standby is None else _standby(services.standby),
+        () if services.replication is None else _replica(services.replication),
+        () if services.following is None else _standby(services.following),
         _topics(services, prefixes),
         _consumers(services, prefixes),
         _routers(services, prefixes),
@@ -281,10 +281,7 @@ def _wal(storage: Storage | None) -> Iterator[Metric]:
             yield from _rows(("topics_disk_free_bytes", "Space that is left for the data directory.", free_bytes))
 
 
-def _replica(service: ReplicaService) -> Iterator[Metric]:
-    replication = service.replication
-    if replication is None:
-        return
+def _replica(replication: Replication) -> Iterator[Metric]:
     sequence, uploader = replication.sequence, replication.uploader
     cut_off = "1 while all writes are refused, because a standby may have taken over."
     yield from _rows(
@@ -307,10 +304,7 @@ def _replica(service: ReplicaService) -> Iterator[Metric]:
     yield _labelled("topics_replica_follower_lag_ms", behind, "follower", lags)
 
 
-def _standby(service: StandbyService) -> Iterator[Metric]:
-    standby = service.standby
-    if standby is None:
-        return
+def _standby(standby: Standby) -> Iterator[Metric]:
     following = standby.following
     yield from _rows(
         ("topics_replica_standby", "1 for a server that follows another one.", 1),

@@ -365,8 +365,8 @@ class RequestHandler:
         # An answer that reports an effect must be sent.
         if self._budget.full and isinstance(answer, Response) and call.route.scope in (Scope.NONE, Scope.READ):
             self._budget.check_answer(body_bytes(answer.body))
-        if self._follows and services.standby is not None:
-            answer = with_lag(answer, services.standby)
+        if self._follows and services.following is not None:
+            answer = with_lag(answer, services.following)
         return answer if call.warnings is None else with_warnings(call, answer)
 
     def _must_replay(self, call: Call) -> bool:

@@ -35,7 +35,7 @@ from topics.server.http.request.unknown_fields import Noted, RequestDecoder, not
 from topics.server.limits.loop_holds import Cause
 
 if TYPE_CHECKING:
-    from topics.server.loop.standby import StandbyService
+    from topics.engine.durable.standby import Standby
 from itertools import islice
 from typing import TypeVar
 
@@ -247,20 +247,20 @@ def with_warnings(call: Call, answer: Answer) -> Answer:
     return _marked(call, answer)
 
 
-def with_lag(answer: Answer, standby: StandbyService) -> Answer:
+def with_lag(answer: Answer, standby: Standby) -> Answer:
     """Return the answer of a standby with its lag in the field `performance`, if it has that."""
     if isinstance(answer, Deferred):
         return answer.mapped(partial(_lagging, standby))
     return answer if isinstance(answer, Stream) else _lagging(standby, answer)
 
 
-def _lagging(service: StandbyService, response: Response) -> Response:
+def _lagging(standby: Standby, response: Response) -> Response:
     parts: list[bytes | memoryview] = [response.body] if isinstance(response.body, bytes) else list(response.body)
-    if service.standby is not None and response.content_type == JSON:
+    if response.content_type == JSON:
         for at in range(len(parts) - 1, max(len(parts) - 3, -1), -1):  # no data of a client comes after the field
             before, found, after = bytes(parts[at]).rpartition(_PERFORMANCE)
             if found:
-                parts[at] = b'%b%b"replica_lag_ms":%d,%b' % (before, found, service.standby.lag_ms, after)
+                parts[at] = b'%b%b"replica_lag_ms":%d,%b' % (before, found, standby.lag_ms, after)
                 return structs.replace(response, body=parts)
     return response
 

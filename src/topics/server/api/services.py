@@ -30,6 +30,8 @@ from topics.server.push.sessions import Sessions
 from topics.webhooks import Webhook
 
 if TYPE_CHECKING:
+    from topics.engine.durable.replication import Replication
+    from topics.engine.durable.standby import Standby
     from topics.server.loop.replication import ReplicaService
     from topics.server.loop.standby import StandbyService
 
@@ -143,6 +145,16 @@ class Services(PushServices, frozen=True, kw_only=True, eq=False):
     looks: ReplicaLooks
     # Topics with metrics of their own, by the prefixes of a key.
     named_topics: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def replication(self) -> Replication | None:
+        """The uploads of a writer to its replica."""
+        return None if self.replica is None else self.replica.replication
+
+    @property
+    def following(self) -> Standby | None:
+        """What a standby follows."""
+        return None if self.standby is None else self.standby.standby
 
     def check_writer(self) -> None:
         """Raise `not_writer` if the server is a standby."""

@@ -75,8 +75,7 @@ def run_sql(services: Services, call: Call) -> Answer:
 
 
 def get_replica(services: Services, call: Call) -> Answer:
-    looks, standby = services.looks, None if services.standby is None else services.standby.standby
-    replication = None if services.replica is None else services.replica.replication
+    looks, standby, replication = services.looks, services.following, services.replication
     answer = ReplicaAnswer(role="none", stored=looks.newest(), performance=performance(call.request))
     answer.failure = looks.failure or None
     if standby is not None:
@@ -94,10 +93,9 @@ def get_replica(services: Services, call: Call) -> Answer:
 
 def followers(services: Services) -> list[FollowerInfo]:
     """Return the servers that follow this one; of a standby, itself."""
-    replication = None if services.replica is None else services.replica.replication
-    found = [] if replication is None else replication.followers
-    if services.standby is not None and services.standby.standby is not None:
-        found = [services.standby.announced(services.standby.standby)]
+    found = [] if services.replication is None else services.replication.followers
+    if services.standby is not None and services.following is not None:
+        found = [services.standby.announced(services.following)]
     return [FollowerInfo(one.name, one.address, one.takes_over, one.lag_ms) for one in found]
 
 

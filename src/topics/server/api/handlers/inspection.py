@@ -70,17 +70,14 @@ def get_ready(services: Services, call: Call) -> Answer:
         services.check_writer()
     if storage is not None and (why := storage.store.retries.reason) is not None:
         warnings = [*(warnings or []), f"checkpoints fail, so the log grows: {why}"]
-    standby = None if services.standby is None else services.standby.standby
-    replication = None if services.replica is None else services.replica.replication
-    if standby is not None and standby.following.last_failure:
-        warnings = [*(warnings or []), f"the replica does not answer: {standby.following.last_failure}"]
-    elif standby is None and replication is not None and replication.is_away:
-        warnings = [*(warnings or []), f"the replica does not answer: {replication.sequence.last_failure}"]
-    answer = Ready("ready", True, len(services.engine.topics), performance(call.request), warnings)
-    if standby is not None:
+    answer, why = Ready("ready", True, len(services.engine.topics), performance(call.request)), None
+    if (standby := services.following) is not None:
         answer.follows, answer.replica_lag_ms = standby.following.writer.address, standby.lag_ms
-    elif replication is not None:
+        why = standby.following.last_failure or None
+    elif (replication := services.replication) is not None:
         answer.replica_lag_ms = replication.lag_ms
+        why = replication.sequence.last_failure if replication.is_away else None
+    answer.warnings = [*(warnings or []), f"the replica does not answer: {why}"] if why is not None else warnings
     return json_answer(200, answer)
 
 
