@@ -88,23 +88,26 @@ def by_wsproto(data: bytes) -> list[list[Any]]:
     return joined([seen(event) for event in ws.events()])
 
 
-def by_splitter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[Any]]:
+def by_splitter(data: bytes, cuts: list[int], piece_bytes: int, most: int) -> list[list[Any]]:
     ws, splitter, found, waiting = Connection(ConnectionType.SERVER), FrameSplitter(), [], b""
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         waiting += data[begin:end]
         at = 0
         while True:
-            text, after = splitter.next(waiting, at, piece_bytes)
+            texts = splitter.texts(waiting, at, at + piece_bytes, most)
+            assert len(texts) <= most
+            found += [["text", text, True] for text, _ in texts]
+            if texts:
+                at = texts[-1][1]
+                continue
+            after = splitter.skip(waiting, at, piece_bytes)
             if after == at:
                 break
-            if text is not None:
-                found.append(["text", text, True])
-            else:
-                ws.receive_data(waiting[at:after])
-                for event in ws.events():
-                    found.append(seen(event))
-                    if isinstance(event, events.CloseConnection):
-                        return joined(found)
+            ws.receive_data(waiting[at:after])
+            for event in ws.events():
+                found.append(seen(event))
+                if isinstance(event, events.CloseConnection):
+                    return joined(found)
             at = after
         waiting = waiting[at:]
     return joined(found)
@@ -115,19 +118,40 @@ def test_splitter_and_wsproto_find_the_same_messages(sent: list[bytes], seed: in
     data = b"".join(sent)
     chance = random.Random(seed)
     cuts = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randrange(6)))
-    assert by_splitter(data, cuts, piece_bytes) == by_wsproto(data)
+    most = chance.choice((1, 2, 64))
+    assert by_splitter(data, cuts, piece_bytes, most) == by_wsproto(data)
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535])
 def test_short_text_does_not_need_wsproto(size: int):
     whole = frame(FIN | TEXT, b"x" * size)
     splitter = FrameSplitter()
-    assert splitter.next(whole[:-1] if size else whole[:5], 0, 1 << 16) == (None, 0)
-    assert splitter.next(whole + b"\x81", 0, 1 << 16) == (b"x" * size, len(whole))
+    cut = whole[:-1] if size else whole[:5]
+    assert splitter.texts(cut, 0, 1 << 16, 64) == []
+    assert splitter.skip(cut, 0, 1 << 16) == 0
+    assert splitter.texts(whole + b"\x81", 0, 1 << 16, 64) == [(b"x" * size, len(whole))]
+
+
+def test_texts_of_one_read_are_found_together():
+    sent = [b"x" * size for size in (0, 1, 125, 126, 3000, 7)]
+    data = b"".join(frame(FIN | TEXT, text) for text in sent)
+    splitter = FrameSplitter()
+    assert [text for text, _ in splitter.texts(data, 0, len(data), 64)] == sent
+    assert [text for text, _ in splitter.texts(data, 0, len(data), 2)] == sent[:2]
+    assert [text for text, _ in splitter.texts(data, 0, 14, 64)] == sent[:3]  # the third begins at byte 13
+    assert splitter.texts(data + frame(FIN | PING, b"")[:1], 0, 1 << 16, 64)[-1] == (b"x" * 7, len(data))
+
+
+def test_texts_end_before_one_that_is_not_utf8():
+    good, bad = frame(FIN | TEXT, "ä".encode()), frame(FIN | TEXT, b"\xff")
+    splitter = FrameSplitter()
+    assert splitter.texts(good + bad + good, 0, 1 << 16, 64) == [("ä".encode(), len(good))]
+    assert splitter.skip(good + bad + good, len(good), 1 << 16) == len(good + bad)
 
 
 def test_text_between_fragments_goes_to_wsproto():
     splitter = FrameSplitter()
     data = frame(TEXT, b"a") + frame(FIN | TEXT, b"b")
-    _, at = splitter.next(data, 0, 1 << 16)
-    assert splitter.next(data, at, 1 << 16) == (None, len(data))
+    at = splitter.skip(data, 0, 1 << 16)
+    assert splitter.texts(data, at, 1 << 16, 64) == []
+    assert splitter.skip(data, at, 1 << 16) == len(data)

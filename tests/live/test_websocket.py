@@ -425,3 +425,41 @@ def test_refused_large_publish_does_not_block_the_next_command(live, topic, open
     refused = socket.call("publish", topic=topic, records=records)
     assert (refused["op"], refused["code"]) == ("error", "invalid_request")
     assert socket.call("publish", topic=topic, records=[{"data": 1}])["first_seq"] == 1
+
+
+def masked(**command: Any) -> bytes:
+    """Return a frame with a command, which is padded to the length of one that has two bytes for it."""
+    text = json.dumps(command).encode().ljust(126)
+    return b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_acked_publishes_of_one_read_survive_a_kill(start_live, tmp_path, durability, open_socket):
+    """The server is killed when a part of the acks has arrived: the records of all of these are there after it."""
+    live = start_live(data_dir=tmp_path / "data")
+    live.api.put("t", durability=durability)
+    ws = open_socket(live.url, close_timeout=0.1)
+    size = 600
+    frames = [masked(op="publish", topic="t", request_id=n, records=[{"data": n}]) for n in range(size)]
+    ws.ws.socket.sendall(b"".join(frames))
+    acks = [ws.next() for _ in range(size // 2)]
+    live.server.kill()
+    assert [ack["request_id"] for ack in acks] == list(range(size // 2))
+    assert [ack["first_seq"] for ack in acks] == list(range(1, size // 2 + 1))
+    assert {ack["performance"]["fsync_ms"] > 0 for ack in acks} == {durability == "fsync"}
+    again = start_live(data_dir=tmp_path / "data")
+    found = [record["data"] for record in again.api.diff("t", from_seq=0, limit=1000)["records"]]
+    assert found[: size // 2] == list(range(size // 2))
+    assert found == list(range(len(found)))
+
+
+def test_pings_between_publishes_are_answered_once_each(live, topic, open_socket):
+    ws = open_socket(live.url)
+    commands = [{"op": "ping"}, {"op": "publish", "topic": topic, "records": [{"data": 1}]}]
+    frames = [masked(request_id=n, **commands[n % 3 > 0]) for n in range(300)]
+    ws.ws.socket.sendall(b"".join(frames))
+    answers = [ws.next() for _ in range(300)]
+    assert sorted(answer["request_id"] for answer in answers) == list(range(300))
+    acks = [answer for answer in answers if answer["op"] == "ack"]
+    assert [ack["request_id"] for ack in acks] == [n for n in range(300) if n % 3]
+    assert [ack["last_seq"] for ack in acks] == list(range(1, 201))

@@ -8,8 +8,10 @@ import pytest
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
 from tests.simulated.clock import SimClock
+from topics.keys import Rights
+from topics.model.topic import ConfigPatch
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
-from topics.server.access.caller import ANYONE
+from topics.server.access.caller import ANYONE, Caller
 from topics.server.http.messages import Response
 from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.push.websocket.commands import MAX_UNACKED
@@ -41,6 +43,20 @@ class RecordingSink:
         self.held = held
 
 
+def texts_of(sent: bytes) -> list[bytes]:
+    """Return the text messages among the frames that a server sent."""
+    found, at = [], 0
+    while at < len(sent):
+        first, size, begin = sent[at], sent[at + 1], at + 2
+        if size > 125:
+            begin += 2 if size == 126 else 8
+            size = int.from_bytes(sent[at + 2 : begin], "big")
+        at = begin + size
+        if first == 0x81:
+            found.append(sent[begin:at])
+    return found
+
+
 class Client:
     """One connection of an otherwise idle server."""
 
@@ -62,7 +78,7 @@ class Client:
         return len(self.sink.written) - before
 
     def answers(self) -> list[Any]:
-        return [json.loads(each[each.index(b"{") :]) for each in self.sink.written if b"{" in each]
+        return [json.loads(text) for text in texts_of(b"".join(self.sink.written))]
 
     def close_code(self) -> int:
         assert self.sink.closed
@@ -233,3 +249,178 @@ def test_closing_during_a_decode_writes_nothing() -> None:
     while client.loop.soon:
         client.turn()
     assert not client.app.services.engine.topics
+
+
+def create_topic(client: Client, **config: Any) -> None:
+    client.app.services.engine.put_topic("t", ConfigPatch(**config))
+    client.app.services.engine.flush()
+
+
+def outcome(client: Client) -> list[tuple[Any, Any]]:
+    """Return each answer as its request id, and its seqs or its error."""
+    shown = []
+    for answer in client.answers():
+        detail = (
+            (answer["first_seq"], answer["last_seq"]) if answer["op"] == "ack" else answer.get("code", answer["op"])
+        )
+        shown.append((answer.get("request_id"), detail))
+    return shown
+
+
+def test_publishes_of_one_read_share_a_ticket_and_a_write_to_the_socket() -> None:
+    client = Client()
+    create_topic(client)
+    sizes = [1, 3, 1, 2]
+    reads = b"".join(publish(b",".join([b'{"data":1}'] * n), request_id=n * 10 + at) for at, n in enumerate(sizes))
+    client.ws.received(reads)
+    assert client.app.services.engine.topic("t").pending == 1
+    assert not client.sink.written
+    assert client.turn() == 1
+    assert outcome(client) == [(10, (1, 1)), (31, (2, 4)), (12, (5, 5)), (23, (6, 7))]
+    assert [answer["head_seq"] for answer in client.answers()] == [1, 4, 5, 7]
+    assert [answer["seqs"] for answer in client.answers()] == [[1], [2, 3, 4], [5], [6, 7]]
+    assert (client.ws.commands.unacked, client.ws.commands.unacked_bytes, client.ws.commands.publishes) == (0, 0, {})
+
+
+REFUSED = [
+    (b'{"data":1,"tag":"%b"}' % (b"x" * 257), "invalid_request"),
+    (b'{"data":1,"meta":[]}', "invalid_request"),
+    (b'{"data":1,"node":5}', "invalid_request"),
+    (b"", "invalid_request"),
+    (b'{"data":"%b"}' % (b"x" * 5000), "record_too_large"),
+]
+
+
+@pytest.mark.parametrize(("records", "code"), REFUSED)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_refused_publish_among_others_of_one_read_takes_no_seq(at: int, records: bytes, code: str) -> None:
+    client = Client(max_record_bytes=4096, max_body_bytes=1 << 20, max_meta_bytes=1024)
+    create_topic(client)
+    sent = [publish(b'{"data":%d}' % number, request_id=number) for number in (1, 2)]
+    sent.insert(at, publish(records, request_id=9))
+    client.ws.received(b"".join(sent))
+    finish(client)
+    assert sorted(outcome(client), key=str) == [(1, (1, 1)), (2, (2, 2)), (9, code)]
+    assert outcome(client)[0] == (9, code)  # an error does not wait for the log
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        b'{"op":"ping","request_id":"between"}',
+        b'{"op":"subscribe","topic":"t","tail":true,"request_id":"between"}',
+        b'{"op":"unsubscribe","topic":"t","request_id":"between"}',
+        b'{"op":"publish","topic":"u","records":[{"data":1}],"request_id":"between"}',
+        b'{"op":"publish","topic":"t","idempotency_key":"k","records":[{"data":1}],"request_id":"between"}',
+        b'{"op":"publish","topic":"t","records":[{"data":1,"meta":{"a":1}}],"request_id":"between"}',
+        b'{"op":"publish","topic":"t","records":[{"data":1}],"config":{"ttl_ms":1},"request_id":"between"}',
+        b'{"op":"publish","topic":"t","records":[{"data":1}],"colour":"red","request_id":"between"}',
+    ],
+)
+def test_command_between_publishes_of_one_read_keeps_the_order(between: bytes) -> None:
+    client = Client()
+    create_topic(client)
+    sent = [publish(b'{"data":%d}' % number, request_id=number) for number in (1, 2, 3, 4)]
+    client.ws.received(b"".join([*sent[:2], frame(TEXT, between), *sent[2:]]))
+    finish(client)
+    seqs = [(number, seqs[0]) for number, seqs in outcome(client) if isinstance(seqs, tuple) and number != "between"]
+    more = client.app.services.engine.topic("t").head - 4
+    assert seqs == [(1, 1), (2, 2), (3, 3 + more), (4, 4 + more)]
+    assert [number for number, _ in outcome(client)].count("between") == 1
+
+
+def test_subscription_between_publishes_gets_each_record_once() -> None:
+    client = Client()
+    create_topic(client)
+    subscribe = frame(TEXT, b'{"op":"subscribe","topic":"t"}')
+    client.ws.received(publish(b'{"data":1}') + subscribe + publish(b'{"data":2}', request_id=2))
+    for _ in range(10):
+        client.turn()
+    records = [
+        record["data"] for answer in client.answers() if answer["op"] == "record" for record in answer["records"]
+    ]
+    assert records == [1, 2]
+
+
+def test_publishes_of_two_connections_in_one_turn_keep_their_seqs() -> None:
+    client = Client()
+    create_topic(client)
+    other = WebSocket(client.app.services, Response(101), client.app.quotas.open_stream(ANYONE))
+    sink = RecordingSink()
+    other.opened(sink)
+    client.ws.received(publish(b'{"data":1}', request_id=1) + publish(b'{"data":2}', request_id=2))
+    other.received(publish(b'{"data":3}', request_id=3) + publish(b'{"data":4}', request_id=4))
+    client.ws.received(publish(b'{"data":5}', request_id=5) + publish(b'{"data":6}', request_id=6))
+    client.turn()
+    assert outcome(client) == [(1, (1, 1)), (2, (2, 2)), (5, (5, 5)), (6, (6, 6))]
+    acks = [json.loads(text) for text in texts_of(b"".join(sink.written))]
+    assert [(ack["request_id"], ack["first_seq"]) for ack in acks] == [(3, 3), (4, 4)]
+
+
+def test_connection_that_ends_before_the_acks_leaves_what_it_published() -> None:
+    client = Client()
+    create_topic(client)
+    client.ws.received(publish(b'{"data":1}') * 50)
+    client.ws.closed()
+    client.turn()
+    assert client.app.services.engine.topic("t").head == 50
+    assert not client.sink.written
+
+
+def test_close_behind_publishes_does_not_lose_them() -> None:
+    client = Client()
+    create_topic(client)
+    client.ws.received(publish(b'{"data":1}') * 3 + frame(CLOSE & 0x0F, (1000).to_bytes(2, "big")))
+    client.turn()
+    assert client.app.services.engine.topic("t").head == 3
+
+
+def test_acks_fill_a_connection_that_does_not_read_once() -> None:
+    client = Client()
+    create_topic(client)
+    client.sink.takes = 1
+    client.ws.received(publish(b'{"data":1}') * (3 * FRAMES_PER_TURN))
+    client.turn()
+    head = client.app.services.engine.topic("t").head
+    while client.loop.soon:
+        client.turn()
+    assert client.sink.held
+    assert head <= client.app.services.engine.topic("t").head <= 2 * FRAMES_PER_TURN
+    client.sink.takes = 1 << 60
+    client.ws.drained()
+    finish(client)
+    client.turn()
+    assert [answer["last_seq"] for answer in client.answers()] == list(range(1, 3 * FRAMES_PER_TURN + 1))
+
+
+def test_publishes_wait_at_most_for_the_limit_of_acks() -> None:
+    client = Client()
+    create_topic(client)
+    client.ws.commands.unacked = MAX_UNACKED - 3
+    client.ws.received(publish(b'{"data":1}') * 10)
+    assert client.sink.held
+    assert client.app.services.engine.topic("t").next_seq == 4
+    client.ws.commands.unacked = 3
+    finish(client)
+    client.turn()
+    assert client.app.services.engine.topic("t").head == 10
+
+
+def test_token_with_a_node_binds_every_publish_of_a_read() -> None:
+    client = Client()
+    create_topic(client)
+    client.ws.slot.caller = Caller("token", Rights(node="u1"))
+    wrong = frame(TEXT, b'{"op":"publish","topic":"t","node":"u2","records":[{"data":1}],"request_id":9}')
+    client.ws.received(publish(b'{"data":1}') + wrong + publish(b'{"data":2}', request_id=2))
+    client.turn()
+    assert outcome(client) == [(9, "forbidden"), (1, (1, 1)), (2, (2, 2))]
+
+
+def test_schema_is_checked_for_every_publish_of_a_read() -> None:
+    client = Client()
+    create_topic(client, schema={"type": "integer"})
+    client.ws.received(
+        b"".join(publish(b'{"data":%b}' % data, request_id=at) for at, data in enumerate((b"1", b'"x"', b"2")))
+    )
+    client.turn()
+    assert outcome(client) == [(1, "schema_violation"), (0, (1, 1)), (2, (2, 2))]

@@ -178,29 +178,52 @@ class Appends:
         self.warning = warning
         return ticket
 
+    def extend(self, ticket: Ticket, request: WriteRequest) -> bool:
+        """Add a plain write to a pending one, if that is the last of its topic. Return False if it needs a ticket."""
+        topic = ticket.topic
+        if (
+            topic is None or ticket.done or topic.next_seq != ticket.first + ticket.count or topic.links is not None
+            or topic.config.schema is not None or request.idempotency_key is not None
+        ):  # fmt: skip
+            return False
+        size_bytes = plain_bytes(request, self._limits)
+        if not size_bytes or not self._join(topic, request, size_bytes, max(self._commits.turn_ms, topic.last_ts)):
+            return False
+        n = len(request.records)
+        ticket.count += n
+        if ticket is topic.leader:
+            topic.staged_count += n
+        return True
+
     def _share(self, topic: Topic, request: WriteRequest, size_bytes: int, first: int, ts: int) -> Ticket:
         """Stage plain records for an entry that appends of this turn share. Caps would have to count pending ones."""
-        n, leader = len(request.records), topic.leader
-        end = first + n
-        if (
-            leader is not None and leader.ts == ts and end <= topic.ceiling
-            and end - leader.first <= PLAIN_MAX_RECORDS and leader.size_bytes + size_bytes <= PLAIN_MAX_BYTES
-        ):  # fmt: skip
-            ticket = Ticket(topic, None, None, None, first, n)
+        n = len(request.records)
+        if self._join(topic, request, size_bytes, ts):
+            leader, ticket = topic.leader, Ticket(topic, None, None, None, first, n)
             if leader.followers is None:
                 leader.followers = []
             leader.followers.append(ticket)
-            leader.entry.append(request)
-            topic.next_seq = end
-            topic.staged_bytes += size_bytes
-            leader.size_bytes += size_bytes
-            self._commits.pending_bytes += size_bytes
             return ticket
         gated = GATES[topic.config.durability] if self._staging.logged else 0
         ticket = Ticket(topic, None, self._take_effect, [request], first, n, size_bytes, ts, None, gated)
         ticket.close = self._close
         self._commits.stage(ticket)
         return ticket
+
+    def _join(self, topic: Topic, request: WriteRequest, size_bytes: int, ts: int) -> bool:
+        """Add plain records to the entry of the topic's leader. Return False if there is none, or no room in it."""
+        leader, end = topic.leader, topic.next_seq + len(request.records)
+        if (
+            leader is None or leader.ts != ts or end > topic.ceiling
+            or end - leader.first > PLAIN_MAX_RECORDS or leader.size_bytes + size_bytes > PLAIN_MAX_BYTES
+        ):  # fmt: skip
+            return False
+        leader.entry.append(request)
+        topic.next_seq = end
+        topic.staged_bytes += size_bytes
+        leader.size_bytes += size_bytes
+        self._commits.pending_bytes += size_bytes
+        return True
 
     def _close(self, leader: Ticket) -> None:
         """Make one entry of the requests of `leader` and its followers."""

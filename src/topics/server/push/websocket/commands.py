@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from wsproto import events
 
 from topics.engine.consumers.verbs import StoredConsumer
@@ -52,14 +52,21 @@ class SocketClient(Watcher, Protocol):
     def control(self, event: events.Event) -> None: ...
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None: ...
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None: ...
-    def send_json(self, message: Any) -> None: ...
+    def send_json(self, *messages: Any) -> None: ...
     def close(self, code: int, reason: str) -> None: ...
+
+
+class Publishes(Struct, eq=False):
+    """Publishes to one topic in one read of the socket that share a ticket."""
+
+    commands: list[Publish]
+    size_bytes: int  # of their messages
 
 
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
 
-    __slots__ = ("_client", "_services", "_unfinished", "subscriptions", "unacked", "unacked_bytes")
+    __slots__ = ("_client", "_services", "_unfinished", "publishes", "subscriptions", "unacked", "unacked_bytes")
 
     def __init__(self, services: PushServices, client: SocketClient) -> None:
         self._services = services
@@ -67,6 +74,7 @@ class SocketCommands:
         self._unfinished = 0  # commands that wait: for the disk, for the position of a consumer, or run in slices
         self.subscriptions = SubscriptionSet(services.budget)
         self.unacked = self.unacked_bytes = 0
+        self.publishes: dict[str, tuple[Ticket, Publishes]] = {}  # by topic: those that others of this read may join
 
     def is_blocked(self) -> bool:
         """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
@@ -74,11 +82,29 @@ class SocketCommands:
 
     def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> None:
         """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
+        if not isinstance(command, Publish):
+            self.publishes.clear()
+        elif warnings is None and self._joins(command, size_bytes):
+            return
         try:
             self._run(command, size_bytes, warnings)
         except Cold:
             again = once_loaded(partial(self._run, command, size_bytes, warnings))
             self._run_in_slices(again, lambda _: None, command.request_id)
+
+    def _joins(self, command: Publish, size_bytes: int) -> bool:
+        """Add a publish to the last one of its topic. Return False if it needs a ticket, or a decision, of its own."""
+        found = self.publishes.get(command.topic)
+        if found is None or command.config is not None:
+            return False
+        ticket, publishes = found
+        if not self._services.runtime.engine.appends.extend(ticket, command):
+            return False
+        publishes.commands.append(command)
+        publishes.size_bytes += size_bytes
+        self.unacked += 1
+        self.unacked_bytes += size_bytes
+        return True
 
     def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""
@@ -230,30 +256,15 @@ class SocketCommands:
         write, throttle = command, self._services.throttle
         if throttle.pressed and not write.disable_backpressure:
             throttle.check(command.topic)
-        engine, name, request_id = self._services.runtime.engine, command.topic, command.request_id
-
-        def ended(done: Ticket) -> None:
-            self.unacked -= 1
-            self.unacked_bytes -= size_bytes
-            if done.error is not None:
-                self._client.refuse(done.error, request_id)
-            else:
-                at = done.result
-                self._client.send_json(
-                    PublishAck(
-                        name, at.first, at.last, at.head, at.created, at.deduped,
-                        PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3)),
-                        list(range(at.first, at.last + 1)) if command.return_seqs else UNSET,
-                        UNSET if request_id is None else request_id,
-                        UNSET if warnings is None else warnings,
-                    )
-                )  # fmt: skip
-            self._client.unblock()
+        engine, name = self._services.runtime.engine, command.topic
 
         def staged(ticket: Ticket) -> None:
             self.unacked += 1
             self.unacked_bytes += size_bytes
-            ticket.on_done(ended)
+            publishes = Publishes([command], size_bytes)
+            if warnings is None and not throttle.pressed and self._client.slot.caller.rights.node is None:
+                self.publishes[name] = ticket, publishes
+            ticket.on_done(lambda done: self._published(publishes, done, warnings))
 
         def append(prepared: Prepared | None = None) -> Ticket:
             nonlocal warnings
@@ -267,6 +278,31 @@ class SocketCommands:
             return (yield from once_loaded(lambda: append(prepared)))
 
         if size_bytes > LARGE_BYTES:
-            self._run_in_slices(large(), staged, request_id)
+            self._run_in_slices(large(), staged, command.request_id)
         else:
             staged(append())
+
+    def _published(self, publishes: Publishes, done: Ticket, warnings: list[str] | None) -> None:
+        """Answer publishes that share a ticket, with one write to the socket."""
+        commands = publishes.commands
+        self.unacked -= len(commands)
+        self.unacked_bytes -= publishes.size_bytes
+        if done.error is not None:
+            for command in commands:
+                self._client.refuse(done.error, command.request_id)
+        else:
+            at, acks = done.result, []
+            first, times = at.first, PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3))
+            for command in commands:
+                last = at.last if len(commands) == 1 else first + len(command.records) - 1
+                acks.append(
+                    PublishAck(
+                        command.topic, first, last, at.head if last == at.last else last, at.created, at.deduped, times,
+                        list(range(first, last + 1)) if command.return_seqs else UNSET,
+                        UNSET if command.request_id is None else command.request_id,
+                        UNSET if warnings is None else warnings,
+                    )
+                )  # fmt: skip
+                first = last + 1
+            self._client.send_json(*acks)
+        self._client.unblock()

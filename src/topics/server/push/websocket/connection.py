@@ -175,8 +175,10 @@ class WebSocket(LiveConnection, Upgrade):
             answer["retry_after_ms"] = error.retry_after_ms
         self.answer(answer, request_id)
 
-    def send_json(self, message: Any) -> None:
-        self._send_text(_encode(message))
+    def send_json(self, *messages: Any) -> None:
+        """Send messages with one write."""
+        texts = map(_encode, messages)
+        self.send(b"".join([part for text in texts for part in (text_head(len(text)), text)]))
 
     def _send_text(self, payload: bytes) -> None:
         self.send(text_head(len(payload)) + payload)
