@@ -14,7 +14,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import median
 
@@ -27,12 +27,13 @@ from load import Load, wrk
 from payload import appends, batch, post
 from peers import Server, cpu_s, running, start_topics
 from plan import DEFAULT, Plan, choose_cores
+from rows.actors import ACTORS_A_GROUP, CONNECTIONS, REQUESTS_AN_ACTOR, actors
 from rows.append import append_load
 from rows.nats import WEBSOCKET_ACK, websocket_publishes
 from rows.read import diff_load
 from workers import Topics, work_off
 
-RECORDS, JOBS, TOPICS, WATCHERS = 200_000, 20_000, 10_000, 1_000
+RECORDS, JOBS, TOPICS, WATCHERS, ACTOR_GROUPS = 200_000, 20_000, 10_000, 1_000, 8
 SECONDS = 2.0
 Round = Callable[[], float]  # runs one round and returns how much work was done
 Prepare = Callable[[], Round]  # what comes before a round and is not measured
@@ -119,6 +120,17 @@ def _topics(server: Server) -> Prepare:
     return _load(lambda: wrk(server.port, "topics.lua", "/v0/topics/t0", connections=32, seconds=SECONDS, args=args))
 
 
+def _actors(server: Server) -> Prepare:
+    rounds = count()
+
+    def run() -> float:
+        requests = actors(next(rounds) * ACTOR_GROUPS * ACTORS_A_GROUP, ACTOR_GROUPS)
+        send_all(server.port, requests, connections=CONNECTIONS, window=1)
+        return ACTOR_GROUPS * ACTORS_A_GROUP * REQUESTS_AN_ACTOR
+
+    return lambda: run
+
+
 ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w1": lambda server: _append(server, 32, 1),
     "w2": lambda server: _append(server, 16, 100),
@@ -127,6 +139,7 @@ ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w7": _flood,
     "w8": _claims,
     "w12": _topics,
+    "w23": _actors,
     "w24-2": lambda server: _append(server, 32, 2),
     "w24-5": lambda server: _append(server, 32, 5),
     "w24-10": lambda server: _append(server, 32, 10),

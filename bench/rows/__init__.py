@@ -2,6 +2,7 @@
 
 from row import Row
 from rows import (
+    actors,
     append,
     batches,
     cli,
@@ -44,6 +45,7 @@ ROWS: tuple[Row, ...] = (
     search.ROW,
     tails.ROW,
     topics.ROW,
+    actors.ROW,
     pauses.ROW,
     growth.ROW,
     cold.ROW,

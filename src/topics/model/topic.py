@@ -117,6 +117,7 @@ class ConfigPatch(_Omittable, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 DEFAULT_CONFIG = TopicConfig()
+NO_PATCH = ConfigPatch()
 SAFE_QUEUE = TopicConfig(type="queue", discard="reject", leases_durable=True)
 
 
@@ -125,6 +126,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
 
     `durability` wins over `durable`, and `durable` of the result follows `durability`.
     """
+    if patch == NO_PATCH:
+        return current or DEFAULT_CONFIG  # one object for all topics
     given = {field: value for field, value in structs.asdict(patch).items() if value is not UNSET}
     if given.get("retry") is not None:
         check_retry(given["retry"])

@@ -27,7 +27,7 @@ def grow(segment: MemorySegment, n: int, *, tag: str | None = None, node: str | 
             metas=[meta] if meta else None,
         )
         if tag:
-            segment.columns.extras[at] = b"e%d" % at
+            segment.columns.extras = {**segment.columns.extras, at: b"e%d" % at}
         segment.grew(row, 1, at)
 
 

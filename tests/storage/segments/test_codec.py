@@ -39,7 +39,7 @@ def index_of(data: bytes, footer: codec.Footer):
 def test_what_is_written_is_what_is_read(found, with_extras):
     columns, rendered = build(found)
     if with_extras:
-        columns.extras[0] = b"extra"
+        columns.extras = {0: b"extra"}
     data = whole(columns, rendered)
     footer = footer_of(data)
     assert (footer.topic_id, footer.epoch, footer.first, footer.count) == (3, 77, 50, len(found))

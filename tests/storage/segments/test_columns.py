@@ -107,7 +107,7 @@ def test_runs_cover_exactly_the_positions(positions):
 
 def test_columns_that_were_sealed_can_grow_again():
     columns = columns_of({"sizes": [3, 4], "tags": ["b", "a"], "nodes": "n", "metas": [2, 0]})
-    columns.extras[1] = b"kept"
+    columns.extras = {1: b"kept"}
     again = growable(columns)
     extend(again, ts=9, sizes=[5], tags=["a"], nodes=None, metas=None)
     assert [again.tag_at(at) for at in range(3)] == ["b", "a", "a"]

@@ -50,14 +50,15 @@ def load_topics(
 
 
 @contextmanager
-def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], bytes]]:
-    """Give out what reads a tail. Each file is opened once, since every topic of a snapshot may have a part in it."""
+def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], tuple[str, bytes]]]:
+    """Give out what reads a tail, with the path of its file. Each file is opened once: all topics may share it."""
     files: dict[int, File] = {}
 
-    def read(ref: snap.TailRef) -> bytes:
+    def read(ref: snap.TailRef) -> tuple[str, bytes]:
         if ref.tails not in files:
             files[ref.tails] = datadir.fs.open(datadir.tails_path(ref.tails))
-        return files[ref.tails].pread(ref.size, ref.offset)
+        file = files[ref.tails]
+        return file.path, file.pread(ref.size, ref.offset)
 
     try:
         yield read
@@ -73,27 +74,28 @@ def restore_topic(
     found: snap.TopicSnapshot,
     cold_dir: str | None,
     damage: list[str],
-    read_tail: Callable[[snap.TailRef], bytes],
+    read_tail: Callable[[snap.TailRef], tuple[str, bytes]],
 ) -> Topic:
-    _check_cold(datadir, found, cold_dir)
+    if found.segments:
+        _check_cold(datadir, found, cold_dir)
     sealed = [SealedSegment.of(caches, datadir.path_of(found.topic_id, ref, cold_dir), ref) for ref in found.segments]
     tail: MemorySegment | None = None
     failed: Exception | None = None
     harmless: list[str] = []
     if found.tail is not None:
-        path = datadir.tails_path(found.tail.tails)
         try:
-            data = read_tail(found.tail)
-            footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
+            path, data = read_tail(found.tail)
+            footer = codec.check(data, path=path)
             if (footer.topic_id, footer.first + footer.count) != (found.topic_id, found.head + 1):
                 raise Corrupt(path, 0, "these are not the records that the snapshot names")
-            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
+            opened_ms = found.tail.opened_ms
+            tail = MemorySegment.from_bytes(data, path=path, opened_ms=opened_ms, harmless=harmless, footer=footer)
             for what in harmless:
                 reported = f"topic {found.name}: {what}; nothing is lost"
                 damage.append(DamageReport(path, found.tail.offset, reported, topic=found.name, harmless=True))
                 log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
         except (Corrupt, FileNotFoundError) as error:  # other disk errors may be temporary: nothing is lost
-            failed = error
+            failed, path = error, datadir.tails_path(found.tail.tails)
             what, at = (error.what, error.offset) if isinstance(error, Corrupt) else (absence(error), 0)
             seqs = found.tail_first, found.head
             damage.append(DamageReport(path, found.tail.offset + at, what, topic=found.name, seqs=seqs))

@@ -7,11 +7,11 @@ forget. A key that is past its window and still stored has no effect: `find` com
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
-from topics.engine.state.topic import Remembered, Topic
+from topics.engine.state.topic import EMPTY, Remembered, Topic
 
 if TYPE_CHECKING:
     from topics.engine.state.topics import State
@@ -44,7 +44,7 @@ def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:
     """Keep a key for the topic's window. The oldest keys make room if there are more than `State.max_keys`."""
     if not topic.config.idempotency_window_ms:
         return
-    keys = topic.keys
+    keys = topic.keys = topic.keys or OrderedDict()
     if keys.pop(key, None) is None:  # a key used again after its window moves to the end
         _add_bytes(topic, size_bytes(key))
     keys[key] = write
@@ -65,15 +65,15 @@ def forget_before(topic: Topic, ms: int, *, most: int) -> int:
 
 def forget_all(state: State, topic: Topic) -> None:
     """Forget every key of a topic that is dropped, or has no window."""
-    topic.keys = OrderedDict()
+    topic.keys = EMPTY
     _add_bytes(topic, -topic.key_bytes)
     state.keyed.pop(topic, None)
 
 
-def restore(state: State, topic: Topic, rows: Iterable[tuple[str, int, int, int]]) -> None:
+def restore(state: State, topic: Topic, rows: Collection[tuple[str, int, int, int]]) -> None:
     """Restore the keys of a snapshot: rows of key, first seq, last seq and time, oldest first."""
-    topic.keys = OrderedDict((key, Remembered(first, last, at_ms)) for key, first, last, at_ms in rows)
-    if topic.keys:
+    if rows:
+        topic.keys = OrderedDict((key, Remembered(first, last, at_ms)) for key, first, last, at_ms in rows)
         _add_bytes(topic, sum(map(size_bytes, topic.keys)))
         state.keyed[topic] = None
 

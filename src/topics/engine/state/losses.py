@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from typing import Any
 
 Run = tuple[int, int, str]  # first seq, last seq, reason
 
 MAX_RUNS = 4096
 MAX_TIMES = 1024
+NOTHING: list[Any] = []  # in place of lists that most topics do not need; never changed
 
 _first_of = itemgetter(0)
 
@@ -26,17 +28,18 @@ class Losses:
     __slots__ = ("counts", "runs", "times", "total")
 
     def __init__(self, runs: list[Run] | None = None, *, counts: dict[str, int] | None = None) -> None:
-        self.runs: list[Run] = runs or []
-        self.total = sum(high - low + 1 for low, high, _ in self.runs)
+        self.runs: list[Run] = runs or NOTHING
+        self.total = sum(high - low + 1 for low, high, _ in runs) if runs else 0
         self.counts: dict[str, int] = {} if counts is None else counts
-        self.times: list[tuple[int, int]] = []
+        self.times: list[tuple[int, int]] = NOTHING
 
     def add(self, low: int, high: int, reason: str) -> None:
         """Add the lost range [low, high], of which no part is in a run. Join it with neighbours of the same reason.
 
         Else a topic that loses its records one by one in front of a gap would keep a run for each of them.
         """
-        runs, size = self.runs, high - low + 1
+        runs, size = self.runs or [], high - low + 1
+        self.runs = runs
         self.total += size
         self.counts[reason] = self.counts.get(reason, 0) + size
         start = end = bisect_left(runs, low, key=_first_of)
@@ -67,7 +70,8 @@ class Losses:
 
     def add_times(self, first: int, ts: Sequence[int]) -> None:
         """Remember when records from seq `first` on, lost at the front, were committed: of a long run some times."""
-        times, last = self.times, len(ts) - 1
+        times, last = self.times or [], len(ts) - 1
+        self.times = times
         step = last // MAX_TIMES + 1
         for at in range(last % step, last + 1, step):
             if times and times[-1][0] == ts[at]:

@@ -118,7 +118,13 @@ def capture(state: State, topic: Topic) -> Captured:
     """Return everything that a snapshot needs of the topic as it is now."""
     kept = topic.config.durability != "ephemeral"
     open_segment = topic.open
-    if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
+    saved: SavedTail | None = topic.saved_tail
+    is_saved = saved is not None and saved.look == look(open_segment)
+    if (
+        kept
+        and not is_saved
+        and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES)
+    ):
         # Not by `State.roll`: that would have the segment written on its own, and the snapshot writes it anyway.
         topic.segments.append(MemorySegment(open_segment.end, opened_ms=open_segment.opened_ms))
         open_segment = topic.open
@@ -132,8 +138,7 @@ def capture(state: State, topic: Topic) -> Captured:
             refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, ()))
     tail, tail_ref = None, None
     if kept and open_segment.count:
-        saved: SavedTail | None = topic.saved_tail
-        if saved is not None and saved.look == look(open_segment):
+        if saved is not None and is_saved:
             tail_ref = saved.ref
         else:
             tail = freeze(open_segment, growing=True)
@@ -206,13 +211,11 @@ def restore(
 
     The caller rebuilds `state.names` once all topics are back.
     """
-    topic = Topic(
-        snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=snapshot.config, totals=state.totals
-    )
+    config = state.shared(snapshot.config)
+    topic = Topic(snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=config, totals=state.totals)
     topic.head, topic.next_seq = snapshot.head, snapshot.head + 1
     topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
-    runs = [(low, high, reason) for low, high, reason in snapshot.losses]
-    topic.losses = Losses(runs, counts=topic.totals.lost)
+    topic.losses = Losses(list(snapshot.losses), counts=topic.totals.lost)
     topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts
     topic.last_write_ts = snapshot.last_write_ts
     topic.ceiling = topic.ceiling_staged = snapshot.ceiling

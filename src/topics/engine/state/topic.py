@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -21,12 +22,13 @@ from msgspec import Struct
 from topics.engine.state.consumers import TopicConsumers
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.jobs.reasons import Reasons
-from topics.engine.state.losses import Losses
+from topics.engine.state.losses import NOTHING, Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
 
 Encoded = bytes  # a name for the type, because a topic has a field `bytes`
 FIRST_CEILING = 4096  # of a new topic: no entry of the log says so
+EMPTY: Any = MappingProxyType({})  # in place of mappings that an idle topic does not need: 80 bytes each
 UNKNOWN_STEP = 1 << 62  # so large that the first write has `Ceilings.guard` determine the step
 
 _first_of = attrgetter("first")
@@ -71,7 +73,7 @@ class Topic:
     next_seq: int = 1  # the first seq of the next write: above head + 1 while writes wait for the log
     earliest: int = 1
     evict_floor: int = 1
-    losses: Losses = field(default_factory=Losses)
+    losses: Losses = field(init=False)
     lost_ts: int = 0  # commit time of the last record lost at the front
     count: int = 0
     bytes: int = 0
@@ -84,21 +86,21 @@ class Topic:
     ceiling_raised: tuple[int, int] | None = None  # with a replica: when it was raised, and for which seq
     last_write_ts: int | None = None
     last_read_ts: int | None = None
-    keys: OrderedDict[str, Remembered] = field(default_factory=OrderedDict)  # oldest first; see `idempotency`
+    keys: OrderedDict[str, Remembered] = field(init=False)  # oldest first; see `idempotency`
     key_bytes: int = 0
-    staged_keys: dict[Any, Any] = field(default_factory=dict)  # `append.Name` → the pending ticket
+    staged_keys: dict[Any, Any] = field(init=False)  # `append.Name` → the pending ticket
     leader: Any = None  # the ticket of this turn that a plain append may follow
     staged_count: int = 0
     staged_bytes: int = 0
     # `StagedDelete`s and moves out that wait for the log, in its order
-    staged_deletes: list[Any] = field(default_factory=list)
+    staged_deletes: list[Any] = field(init=False)
     # Of deletes, moves and changes that wait: see `retention.cutoff_ms`.
-    staged_times: list[int] = field(default_factory=list)
+    staged_times: list[int] = field(init=False)
     pending: int = 0  # entries that wait for the log
     waiting: int = 0  # of these, the entries that take effect only once synced
     changing: bool = False  # whether one of these changes the topic itself
     # Called after every turn in which it grew or ended.
-    listeners: dict[int, Callable[[Topic], None]] = field(default_factory=dict)
+    listeners: dict[int, Callable[[Topic], None]] = field(init=False)
     evicted_unarchived: int = 0  # records that a cap evicted before they were archived, against `archive.hold`
     waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
     # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
@@ -109,23 +111,30 @@ class Topic:
     links: Any = None  # the routers around the topic: `routers.graph.Links`, None without routers
     queue: Leases | None = None
     consumers: TopicConsumers | None = None  # None until one is stored; only `consumer_log` changes them
-    wire_name: Encoded = b""  # the charset needs no escaping in JSON
-    diff_start: Encoded = b""  # of every answer to a diff
+    diff_start: Encoded = b""  # of every answer to a diff; empty before the first, see `begin_diff`
     archived: int = 0  # an archive reported to have everything up to this seq
     trimmed: int = 0  # that archive has deleted the records up to this seq, or is about to
 
     def __post_init__(self) -> None:
-        self.wire_name = self.name.encode()
-        self.begin_epoch(self.epoch)
-        self.losses.counts = self.totals.lost
+        self.keys = self.staged_keys = self.listeners = EMPTY
+        self.staged_deletes = self.staged_times = NOTHING
+        self.losses = Losses(counts=self.totals.lost)
         if self.config.type == "queue":
             self.queue = Leases(self)
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin another history: of a new topic, or of one that was restored from a backup."""
-        self.epoch = epoch
-        self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()
+        self.epoch, self.diff_start = epoch, b""
         self.archived = self.trimmed = 0
+
+    @property
+    def wire_name(self) -> Encoded:
+        """The name in JSON: its charset needs no escaping."""
+        return self.name.encode()
+
+    def begin_diff(self) -> Encoded:
+        self.diff_start = f'{{"topic":"{self.name}","epoch":{self.epoch},"records":['.encode()
+        return self.diff_start
 
     @property
     def open(self) -> MemorySegment:
@@ -186,6 +195,14 @@ class Topic:
             return False
         marks = segment.marks
         return marks is None or not marks[seq - segment.first]
+
+    def stage_time(self, at_ms: int) -> None:
+        self.staged_times = self.staged_times or []
+        self.staged_times.append(at_ms)
+
+    def end_time(self, at_ms: int) -> None:
+        self.staged_times.remove(at_ms)
+        self.staged_times = self.staged_times or NOTHING
 
     def removed(self, n: int, size_bytes: int) -> None:
         """Subtract records that are no longer live from the counts."""

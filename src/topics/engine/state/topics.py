@@ -12,7 +12,7 @@ from topics.engine.state.topic import Topic, Totals
 from topics.model.access import Revocation, StoredKey
 from topics.model.names import AUDIT
 from topics.model.schedule import Schedule
-from topics.model.topic import TopicConfig
+from topics.model.topic import DEFAULT_CONFIG, TopicConfig
 from topics.storage.log.ledger import Ledger
 from topics.storage.segments.segment import MemorySegment
 
@@ -39,6 +39,7 @@ class State:
         self.queues: dict[int, Topic] = {}  # the queues of `by_id`
         self.consumed = NameIndex()  # topics with named consumers
         self.expiring: dict[Topic, None] = {}  # topics with consumers that may expire, in the order of a sweep
+        self._config = DEFAULT_CONFIG  # see `shared`
         self.by_class: dict[str, int] = {}  # how many topics have each durability
         self.totals = Totals()
         self.next_topic_id = 1
@@ -54,6 +55,12 @@ class State:
         self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
         self.left_ephemeral: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
         self.needed_snapshots = 0  # how many changes of class promised more than the log has, see `apply.promises_more`
+
+    def shared(self, config: TopicConfig) -> TopicConfig:
+        """Return the configuration of the topic before if that is equal: topics that are alike have one object."""
+        if config != self._config:
+            self._config = config
+        return self._config
 
     def add(self, topic: Topic, *, index: bool = True) -> None:
         """Add a topic. Without `index` the caller rebuilds `names` once it has added all."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state import idempotency
-from topics.engine.state.topic import Remembered, Topic
+from topics.engine.state.topic import EMPTY, Remembered, Topic
 from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
@@ -27,12 +27,11 @@ from topics.errors import Code, TopicsError, invalid, topic_not_found
 from topics.model import schemas
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, PlainWriteRequest, WriteRequest
-from topics.model.topic import ConfigPatch, TopicConfig, configure
+from topics.model.topic import NO_PATCH, TopicConfig, configure
 from topics.storage.log import entry as entries
 
 Name = str | tuple[str]  # an idempotency key, or the key of a unique job
 
-NO_PATCH = ConfigPatch()
 LARGE_TRIES = 3  # to render a large write while others move its first seq past a power of ten
 STEP_RECORDS = 64  # of a large write that are checked per step: about half a millisecond
 
@@ -146,7 +145,7 @@ class Appends:
                 staging.admit_key(idempotency.size_bytes(unique.key))
                 names.append((unique.key,))
         if topic is None:
-            return self._append_creating(name, request, now, prepared)
+            return self._append_creating(name, request, now, prepared, plain)
         config = topic.config
         warning = None if config.schema is None else self._check(config, request, prepared)
         ts = topic.last_ts
@@ -234,11 +233,14 @@ class Appends:
 
     def _hold_names(self, topic: Topic, names: list[Name], ticket: Ticket) -> None:
         """Let other writes with these names follow this one, until it has taken effect or is refused."""
+        topic.staged_keys = topic.staged_keys or {}
         topic.staged_keys.update(dict.fromkeys(names, ticket))
 
         def end() -> None:
             for name in names:
-                topic.staged_keys.pop(name, None)
+                if name in topic.staged_keys:  # two writes have the same name in a topic without a window
+                    del topic.staged_keys[name]
+            topic.staged_keys = topic.staged_keys or EMPTY
 
         def take_effect(ticket: Ticket) -> Appended:
             end()
@@ -250,7 +252,9 @@ class Appends:
         fits = blob is not None and blob.fits(first, ts)
         return blob.entry(to, first, ts) if blob and fits else render(request, to, first, ts, self._limits)
 
-    def _append_creating(self, name: str, request: WriteRequest, now: int, prepared: Prepared | None) -> Ticket:
+    def _append_creating(
+        self, name: str, request: WriteRequest, now: int, prepared: Prepared | None, plain: int
+    ) -> Ticket:
         staging, blob = self._staging, None if prepared is None else prepared.blob
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):
@@ -259,9 +263,10 @@ class Appends:
             what = f'topic "{name}" does not exist, and TOPICS_AUTO_CREATE lets no write create it'
             raise TopicsError(Code.TOPIC_NOT_FOUND, what, detail={"topic": name, "reason": "auto_create"})
         warning = None if config.schema is None else self._check(config, request, prepared)
-        entry = self._entry(request, blob, 0, 1, now)
+        entry = plain_entry([request], 0, 1, now) if plain else self._entry(request, blob, 0, 1, now)
         check_terms(config, request, entry)
-        staging.check_room(config, None, entry, now)
+        if config.cap_bytes or config.cap_records or self._limits.max_total_bytes:
+            staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)
         entry.topic_id = create.topic_id
         self.warning = warning

@@ -35,12 +35,12 @@ class OutOfOrder(Exception):
 
 
 def create(state: State, entry: entries.Create) -> Topic:
-    topic = Topic(entry.name, topic_id=entry.topic_id, epoch=entry.epoch, config=entry.config, totals=state.totals)
+    config = state.shared(entry.config)
+    topic = Topic(entry.name, topic_id=entry.topic_id, epoch=entry.epoch, config=config, totals=state.totals)
     topic.segments.append(MemorySegment(1, opened_ms=entry.at_ms))
     state.add(topic)
     state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
     state.last_epoch = max(state.last_epoch, entry.epoch)
-    note(state, topic)
     for notify in state.created:
         notify(topic)
     return topic
@@ -155,6 +155,7 @@ def append(state: State, topic: Topic, entry: entries.Append) -> None:
         segment.opened_ms = ts
     columns = segment.columns
     if entry.extras:
+        columns.extras = columns.extras or {}
         columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
         if topic.queue is not None:
             topic.queue.arrived(first, n, ts, entry.extras)

@@ -108,7 +108,7 @@ class Commits:
             topic.leader = ticket if ticket.ts else None
             topic.pending += 1
             if ticket.at_ms is not None:
-                topic.staged_times.append(ticket.at_ms)
+                topic.stage_time(ticket.at_ms)
             if ticket.gated:
                 topic.waiting += 1
             elif topic.waiting:
@@ -122,7 +122,7 @@ class Commits:
         topic.pending += 1
         topic.waiting += ticket.gated > 0
         if ticket.at_ms is not None:
-            topic.staged_times.append(ticket.at_ms)
+            topic.stage_time(ticket.at_ms)
         if ticket.also is None:
             ticket.also = []
         ticket.also.append(topic)
@@ -339,13 +339,13 @@ class Commits:
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
             if ticket.at_ms is not None:
-                topic.staged_times.remove(ticket.at_ms)
+                topic.end_time(ticket.at_ms)
         if ticket.also is not None:
             for topic in ticket.also:
                 topic.pending -= 1
                 topic.waiting -= ticket.gated > 0
                 if ticket.at_ms is not None:
-                    topic.staged_times.remove(ticket.at_ms)
+                    topic.end_time(ticket.at_ms)
 
     def _halt(self, failure: Exception, ticket: Ticket | None = None) -> NoReturn:
         """End all work: the log has failed, or the state differs from it. A server ends its process here."""

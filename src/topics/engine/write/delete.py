@@ -13,6 +13,7 @@ from functools import partial
 from msgspec import Struct
 
 from topics.engine import retention
+from topics.engine.state.losses import NOTHING
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply, removal
@@ -109,6 +110,7 @@ class StagedDelete:
         self._seqs = None if entry.seqs is None else frozenset(entry.seqs)
         self._match = None if entry.op is None else TagMatch("Eq" if entry.op == "Eq" else "Glob", entry.text)
         self._cursor: int | None = None  # the first job that the cursor of the queue passed because of this delete
+        topic.staged_deletes = topic.staged_deletes or []
         topic.staged_deletes.append(self)
 
     def takes(self, seq: int) -> bool:
@@ -133,7 +135,9 @@ class StagedDelete:
 
     def end(self) -> None:
         """Forget the delete: it takes effect now."""
-        self._topic.staged_deletes.remove(self)
+        topic = self._topic
+        topic.staged_deletes.remove(self)
+        topic.staged_deletes = topic.staged_deletes or NOTHING
 
     def refuse(self) -> None:
         """Make the jobs that verbs have skipped claimable again: the log did not take the delete."""

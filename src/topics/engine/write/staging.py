@@ -13,7 +13,7 @@ from typing import Any
 from topics import logs
 from topics.clock import Clock
 from topics.engine import retention
-from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topic import EMPTY, FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, uploads
 from topics.engine.write.ceilings import Ceilings
@@ -181,10 +181,14 @@ class Staging:
                 self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)
         creating[create.name] = ticket
 
-        def finish(_: Ticket) -> Any:
+        def finish(done: Ticket) -> Any:
             creating.pop(create.name, None)
             topic = apply.create(self.state, create)
             topic.ceiling = topic.ceiling_staged = ceiling
+            if append is not None:  # its next writes need not have the step determined: most topics stay small
+                topic.ceiling_step = FIRST_CEILING
+            if done.gated == AT_UPLOAD:  # a snapshot may have begun another ledger in between
+                apply.note(self.state, topic)
             return take_effect(topic)
 
         def refused() -> None:
@@ -237,8 +241,15 @@ class Staging:
         Return a function that ends this.
         """
         key = next(self._keys)
+        topic.listeners = topic.listeners or {}
         topic.listeners[key] = listener
-        return lambda: topic.listeners.pop(key, None)  # type: ignore[return-value]
+
+        def end() -> None:
+            if topic.listeners.get(key) is not None:
+                del topic.listeners[key]
+                topic.listeners = topic.listeners or EMPTY
+
+        return end
 
     def grew(self, topic: Topic) -> None:
         """Notify the readers that wait for the topic at the end of this turn, once, however often it grew."""

@@ -45,13 +45,13 @@ class Slices:
 
         Raise what the first slice raises. The time that each slice takes is noted under `cause`.
         """
-        deferred = Deferred()
-        sliced = self._answering(deferred, request, steps, cause)
         try:
-            cold = sliced.run(self.tick_ns() + SLICE_NS)
+            cold = self.run_slice(steps, cause)
         except StopIteration as end:
             answer: Answer = end.value
             return answer
+        deferred = Deferred()
+        sliced = self._answering(deferred, request, steps, cause)
         if cold is None:
             self.enqueue(sliced)
         else:
@@ -84,6 +84,18 @@ class Slices:
         Call neither if the steps were closed meanwhile.
         """
         self.enqueue(_Sliced(self, steps, finish, fail, cause))
+
+    def run_slice(self, steps: Steps[Any], cause: Cause) -> Cold | None:
+        """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""
+        tick_ns = self.tick_ns
+        ends_ns = tick_ns() + SLICE_NS
+        try:
+            cold = next(steps)
+            while cold is None and tick_ns() < ends_ns:
+                cold = next(steps)
+        finally:
+            self.holds.note(cause, tick_ns() - ends_ns + SLICE_NS)
+        return cold
 
     def enqueue(self, sliced: _Sliced[Any]) -> None:
         self._waiting.append(sliced)
@@ -118,23 +130,12 @@ class _Sliced(Generic[T]):
         self.steps.close()
         self.loading.cancel()
 
-    def run(self, ends_ns: int) -> Cold | None:
-        """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""
-        tick_ns = self.slices.tick_ns
-        try:
-            cold = next(self.steps)
-            while cold is None and tick_ns() < ends_ns:
-                cold = next(self.steps)
-        finally:
-            self.slices.holds.note(self.cause, tick_ns() - ends_ns + SLICE_NS)
-        return cold
-
     def run_slice(self) -> None:
         """Run one slice. Raise `Cold` if a step needs the disk."""
         if self._is_closed():
             return
         try:
-            cold = self.run(self.slices.tick_ns() + SLICE_NS)
+            cold = self.slices.run_slice(self.steps, self.cause)
         except StopIteration as end:
             self.finish(end.value)
         except TopicsError as error:

@@ -11,7 +11,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +95,7 @@ class SortedNames:
 # The shared dictionary of columns without names. A run gets its own dictionary with its first name: on a server with
 # many topics most runs have no names, and each empty dictionary would cost four objects.
 NO_NAMES = SortedNames(memoryview(b"").cast("I"), b"")
+NO_EXTRAS: Any = MappingProxyType({})
 
 
 class Columns:
@@ -110,7 +112,7 @@ class Columns:
         self.metas: Column | None = None  # bytes of `,"meta":{…}` at the record's end, 0 for none
         self.tag_names: GrowingNames | SortedNames = NO_NAMES
         self.node_names: GrowingNames | SortedNames = NO_NAMES
-        self.extras: dict[int, bytes] = {}  # by position: see `extras`
+        self.extras: dict[int, bytes] = NO_EXTRAS  # by position: see `extras`
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -154,7 +156,7 @@ class Columns:
         part.metas = None if (metas := self.metas) is None else metas[low:high]
         part.tag_names = part.node_names = NO_NAMES
         extras = self.extras and self.extras.copy()
-        part.extras = {at - low: extra for at, extra in extras.items() if low <= at < high}
+        part.extras = {at - low: extra for at, extra in extras.items() if low <= at < high} or NO_EXTRAS
         return part
 
     def records_in(self, start: int, stop: int) -> tuple[int, int]:
@@ -263,7 +265,7 @@ def growable(columns: Columns) -> Columns:
         fresh.tag_names = GrowingNames(map(columns.tag_names.name_of, range(1, len(columns.tag_names) + 1)))
     if columns.nodes is not None:
         fresh.node_names = GrowingNames(map(columns.node_names.name_of, range(1, len(columns.node_names) + 1)))
-    fresh.extras = dict(columns.extras)
+    fresh.extras = dict(columns.extras) or NO_EXTRAS
     return fresh
 
 
@@ -294,11 +296,10 @@ def _extend_ids(
     elif isinstance(values, str):
         ids.extend([names.add(values)] * n)
     else:
-        try:
-            ids += array("I", list(map(names.ids.__getitem__, values)))  # type: ignore[arg-type]  # None is not in them
-        except KeyError:  # a name that is new, or none
-            add = names.add
-            ids.extend([0 if value is None else add(value) for value in values])
+        found: list[Any] = list(map(names.ids.get, values))  # type: ignore[arg-type]
+        if None in found:  # a name that is new, or none
+            found = [0 if value is None else names.add(value) for value in values]
+        ids += array("I", found)
     return ids
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, TypeVar
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from topics.storage.segments.marks import FEW, LIVE, Positions
 
 Rendered = bytes | memoryview  # of records, from a file without another copy or from memory
 T = TypeVar("T")
+_unpacking = Lock()  # another thread may look at a segment, too
 _NO_HOLES = (-1, array("I"), array("I"), array("I"))
 
 
@@ -186,36 +188,56 @@ class Segment:
 
 
 class MemorySegment(Segment):
-    """A run in memory: the newest records of a topic, or all of them if there is no data directory."""
+    """A run in memory: the newest records of a topic, or all of them if there is no data directory.
 
-    __slots__ = ("columns", "opened_ms", "rendered")
+    A run from a file has no `columns`, `rendered` and `_marks` before one of them is asked for: see `__getattr__`.
+    """
+
+    __slots__ = ("_packed", "columns", "opened_ms", "rendered")
 
     def __init__(self, first: int, *, opened_ms: int = 0, columns: Columns | None = None) -> None:
         super().__init__(first)
         self.columns = Columns(first) if columns is None else columns
         self.rendered: bytearray | bytes | memoryview = bytearray()  # the first while the segment grows
         self.opened_ms = opened_ms
+        self._packed: bytes | None = None  # the file, until it is decoded
+
+    def __getattr__(self, name: str) -> Any:
+        """Decode the file: called for attributes that are not there. Most topics of a start are not used soon."""
+        with _unpacking:
+            data: bytes | None = object.__getattribute__(self, "_packed")
+            if data is not None:
+                _, columns, rendered, flags = codec.decode(data, path="")
+                self.rendered, self._marks = bytearray(rendered), codec.decode_flags(flags)
+                self.columns, self._packed = growable(columns), None
+        return object.__getattribute__(self, name)
 
     def read(self, low: int, high: int) -> bytes:
         offsets = self.columns.offsets
         return bytes(memoryview(self.rendered)[offsets[low] : offsets[high]])
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, path: str, opened_ms: int, harmless: list[str] | None = None) -> MemorySegment:
-        """Decode a segment that can grow again. Raise `Corrupt`.
+    def from_bytes(
+        cls, data: bytes, *, path: str, opened_ms: int, harmless: list[str] | None = None,
+        footer: codec.Footer | None = None,
+    ) -> MemorySegment:  # fmt: skip
+        """Check a file, and return a segment that can grow again. Raise `Corrupt`.
 
-        Damage that loses no record is added to `harmless`.
+        `footer` is the result of `codec.check`, if that was called. Damage that loses no record is added to `harmless`.
         """
-        footer, columns, rendered, flags = codec.decode(data, path=path)
-        if harmless is not None and data[: codec.HEADER_BYTES] != codec.MAGIC:
+        footer = footer or codec.check(data, path=path)
+        segment = cls.__new__(cls)
+        segment.first, segment.count, segment.opened_ms = footer.first, footer.count, opened_ms
+        segment.min_ts, segment.max_ts = footer.min_ts, footer.max_ts
+        segment._packed, segment._holes = data, _NO_HOLES
+        segment.live, segment.live_bytes = footer.count, footer.data_bytes
+        if harmless is not None and not data.startswith(codec.MAGIC):
             harmless.append("the first bytes of a segment are damaged")
-        if harmless is not None and codec.damaged_flags(flags):
-            harmless.append("a flag byte is damaged")
-        segment = cls(footer.first, opened_ms=opened_ms, columns=growable(columns))
-        segment.rendered = bytearray(rendered)
-        segment.count, segment.min_ts, segment.max_ts = footer.count, footer.min_ts, footer.max_ts
-        segment._marks = codec.decode_flags(flags)
-        segment.live, segment.live_bytes = segment.live_within(0, footer.count)
+        flags = codec.flags_of(data, footer)
+        if codec.decode_flags(flags) is not None:
+            segment.live, segment.live_bytes = segment.live_within(0, footer.count)
+            if harmless is not None and codec.damaged_flags(flags):
+                harmless.append("a flag byte is damaged")
         return segment
 
     def drop_uncounted(self) -> None:

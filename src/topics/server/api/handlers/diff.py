@@ -135,7 +135,7 @@ def _diff_answer(topic: Topic, reading: Reading, more: str = "") -> tuple[list[b
         f'"lag":{head - next_from if head > next_from else 0},{more}"performance":{{"server_total_ms":'
     ).encode()
     after = f',"records_scanned":{reading.scanned}}}}}\n'.encode()
-    start, parts = topic.diff_start, reading.parts
+    start, parts = topic.diff_start or topic.begin_diff(), reading.parts
     if not parts:
         return [start + end], after
     if len(parts) == 1 and len(parts[0]) < SMALL_BYTES:
