@@ -1,0 +1,127 @@
+"""The open segments that a start finds in a file: checked at once, decoded when they are first used."""
+
+import threading
+
+import pytest
+
+from tests.simulated.disk import SimDisk
+from tests.simulated.harness import SimServer
+from topics.model.records import TagMatch
+from topics.storage.segments import codec
+from topics.storage.segments.segment import MemorySegment
+
+NAMES = ["a", "b", "c"]
+
+
+def restarted() -> SimServer:
+    """Return a start that finds three topics of two records each in a tails file; one of the last has a mark."""
+    server = SimServer.start(SimDisk(seed=7))
+    for name in NAMES:
+        server.append(name, '"first"', '"second"', tag="t")
+    server.done(server.engine.delete_seqs("c", [2]))
+    return server.stop()
+
+
+def packed(server: SimServer) -> list[str]:
+    return [name for name, topic in server.engine.state.by_name.items() if topic.open._packed is not None]
+
+
+def test_start_leaves_topics_packed_until_they_are_used():
+    server = restarted()
+    assert packed(server) == ["a", "b"]  # marks are looked at, to count the live records
+    assert [server.engine.topic(name).count for name in NAMES] == [2, 2, 1]
+
+    assert server.data("a") == ['"first"', '"second"']
+    assert packed(server) == ["b"]
+
+
+def test_checkpoint_leaves_unused_topics_packed_and_in_their_file():
+    server = restarted()
+    server.append("a", '"third"')
+    before = server.engine.state.by_name["b"].saved_tail.ref
+    server.checkpoint()
+    assert packed(server) == ["b"]
+    assert server.engine.state.by_name["b"].saved_tail.ref == before
+
+    again = server.stop()
+    assert [again.data(name) for name in NAMES] == [
+        ['"first"', '"second"', '"third"'],
+        ['"first"', '"second"'],
+        ['"first"'],
+    ]
+
+
+@pytest.mark.parametrize("first_use", ["append", "delete below", "delete one", "delete by tag", "drop"])
+def test_every_use_of_a_packed_topic_finds_its_records(first_use):
+    server = restarted()
+    if first_use == "append":
+        assert server.append("b", '"third"').last == 3
+        assert server.data("b") == ['"first"', '"second"', '"third"']
+    elif first_use == "delete below":
+        assert server.delete("b", before_seq=2).deleted == 1
+        assert server.data("b") == ['"second"']
+    elif first_use == "delete one":
+        assert server.done(server.engine.delete_seqs("b", [1])).deleted == 1
+        assert server.data("b") == ['"second"']
+    elif first_use == "delete by tag":
+        assert server.delete("b", match=TagMatch("Eq", "t")).deleted == 2
+        assert server.data("b") == []
+    else:
+        assert server.drop("b").deleted
+        assert "b" not in server.engine.topics
+    assert packed(server) == ["a"]
+    expected = server.listing()
+    assert server.stop().listing() == expected
+
+
+def test_two_threads_that_use_a_packed_segment_decode_it_once(monkeypatch):
+    segment = restarted().engine.state.by_name["a"].open
+    decode, entered, asked = codec.decode, threading.Event(), threading.Event()
+    decoded, seen = [], []
+
+    def slow_decode(data, *, path):
+        entered.set()
+        assert asked.wait(30)
+        decoded.append(path)
+        return decode(data, path=path)
+
+    monkeypatch.setattr(codec, "decode", slow_decode)
+
+    def first():
+        seen.append(segment.columns)
+
+    def second():
+        assert entered.wait(30)
+        asked.set()
+        seen.append(segment.columns)
+
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(decoded) == 1
+    assert len(seen) == 2
+    assert seen[0] is seen[1]
+    assert bytes(segment.rendered).count(b'"$seq"') == 2
+
+
+def test_segment_has_no_other_attributes():
+    with pytest.raises(AttributeError, match="colour"):
+        MemorySegment(1).colour  # noqa: B018
+    with pytest.raises(AttributeError):
+        MemorySegment.__new__(MemorySegment).columns  # noqa: B018
+
+
+def test_damaged_tail_is_reported_at_the_start_not_at_its_first_use():
+    server = SimServer.start(SimDisk(seed=7))
+    server.append("a", '"first"', '"second"')
+    server.append("b", '"first"')
+    server.close()
+    [path] = [path for path in server.disk.files() if path.endswith(".tails")]
+    server.disk.flip(path, 8 * (codec.HEADER_BYTES + 3))
+    after = server.next(server.disk)
+    assert after.recovered is not None
+    assert [report.topic for report in after.recovered.damage] == ["a"]
+    assert after.engine.topic("a").losses.runs == [(1, 2, "corrupt")]
+    assert after.data("b") == ['"first"']
