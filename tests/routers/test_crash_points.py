@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,10 +11,12 @@ from tests.sampling import SEED
 from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from tests.simulated.draining import drain
-from tests.simulated.harness import SimServer, TopicView
+from tests.simulated.harness import SimServer, TopicView, request
 from tests.simulated.inode import CrashMode
+from topics.engine.delays import FEW_STEPS
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
+from topics.storage.segments.cold import waiting
 
 BOTH = ["And", [["tag", "Eq", "x"], ["Or", [["data", "Ge", 1], ["data", "Eq", "direct"]]]]]
 
@@ -56,9 +58,45 @@ def scene(server: SimServer) -> Iterator[None]:
 MODES: list[CrashMode] = ["keep", "lose", "tear", "reorder", "zero"]
 
 
+def scene_in_turns(server: SimServer) -> Iterator[None]:
+    """Writes whose copies are made in the same turn of the loop, before they are answered, as `Forwarding` does."""
+    engine, commits = server.engine, server.engine.commits
+    routers, forwarder = engine.routers, engine.routers.forwarder
+
+    def turn(*writes: tuple[str, str]) -> None:
+        for name, data in writes:
+            engine.append(name, request(data, tag="x"))
+        commits.copy_now = lambda: waiting(lambda: forwarder.run(0, most=FEW_STEPS))
+        commits.end_turn()
+        commits.copy_now = None
+
+    server.put("a", durability="fsync")
+    server.put("b", durability="disk")
+    server.put("c", durability="fsync", cap_records=3)
+    server.done(routers.put("ab", RouterRequest(source="a", dest="b")))
+    server.done(routers.put("bc", RouterRequest(source="b", dest="c", filter=BOTH, guarantee="exactly_once")))
+    for number in range(3, 6):
+        turn(("a", str(number)))
+        yield
+        turn(("a", str(number) + "1"), ("b", '"direct"'), ("a", str(number) + "2"))
+        yield
+    assert server.engine.topic("b").head == 12, "the copies were made in these turns"
+    server.checkpoint()
+    engine.append("a", request("61"))
+    server.done(routers.drop("bc"))
+    turn(("a", "62"))
+    yield
+    server.done(routers.put("bc", RouterRequest(source="b", dest="c", guarantee="exactly_once", from_seq=0)))
+    turn(("a", "63"))
+    yield
+
+
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("mode", MODES)
-def test_copies_agree_with_their_source_after_any_crash(mode: CrashMode, every: int) -> None:
+@pytest.mark.parametrize("scene", [scene, scene_in_turns])
+def test_copies_agree_with_their_source_after_any_crash(
+    scene: Callable[[SimServer], Iterator[None]], mode: CrashMode, every: int
+) -> None:
     disk = Film(seed=SEED)
     moments: list[SimDisk] = []
     server = SimServer.start(disk)

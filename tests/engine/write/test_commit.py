@@ -139,7 +139,7 @@ def test_the_verbs_of_a_turn_share_one_flush():
     for _ in range(3):
         engine.append("a", write())
         engine.append("b", write())
-    assert scheduled == [engine.commits.flush]
+    assert scheduled == [engine.commits.end_turn]
 
 
 def test_frames_are_in_the_log_in_the_order_of_the_verbs():

@@ -37,22 +37,26 @@ class Forwarder:
         self._staging = staging
         self._table = table
         self._due = due
+        self.source_grew = due.source_grew
         self._gathered: tuple[Any, Gathered] | None = None
         self._cold: Edge | None = None  # needed the disk last time; the first one due while its records are in memory
         self.steps = 0  # of the last `run`
+        self._may_sync = True
 
-    def run(self, budget_ns: int) -> int | None:
+    def run(self, budget_ns: int, *, most: int = 0) -> int | None:
         """Forward until nothing is left or the budget is spent. Return in how many ms to call again; None for never.
 
-        Raises `Cold` if records are not in memory.
+        `most` limits the steps instead of the time: answers wait for them, so none waits for a sync. Raises `Cold` if
+        records are not in memory.
         """
         clock = self._staging.clock
         began = clock.monotonic_ns()
         self.steps = 0
         self._cold = None
+        self._may_sync = not most
         due = self._due
         due.collect()
-        # Bound: `budget_ns`. Without one, a step that leaves its edge due forwards or gives up at least one record.
+        # Bound: `budget_ns` or `most`. Without both, a step that leaves its edge due forwards or gives up some record.
         while due:
             edge = due.pop()
             self.steps += 1
@@ -66,7 +70,7 @@ class Forwarder:
                 due.add(edge)
             if due.grown:
                 due.collect()
-            if clock.monotonic_ns() - began >= budget_ns > 0 and due:
+            if (self.steps == most or clock.monotonic_ns() - began >= budget_ns > 0) and due:
                 return 0
         return due.next_ms()
 
@@ -131,7 +135,7 @@ class Forwarder:
                 break  # its own steps land soon
             now_ns = self._staging.clock.monotonic_ns()
             edge.starved_ns = edge.starved_ns or now_ns
-            if now_ns - edge.starved_ns <= STARVED_NS:
+            if not self._may_sync or now_ns - edge.starved_ns <= STARVED_NS:
                 break
         return False
 

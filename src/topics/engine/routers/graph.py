@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.clock import Clock
+from topics.engine.delays import FEW_RECORDS, FEW_STEPS
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -359,6 +360,20 @@ class DueEdges:
         if out_of(topic):
             self.grown[topic] = None
             self.wake()
+
+    @property
+    def are_few(self) -> bool:
+        """Whether a turn may end with the copies of what has grown in it: see `FEW_STEPS`."""
+        left = FEW_STEPS // 2
+        for topic in self.grown:
+            links: Links | None = topic.links
+            if links is not None:
+                left -= len(links.outgoing)
+                if left < 0 or any(
+                    topic.head - edge.routers[0].cursor > FEW_RECORDS for edge in links.outgoing.values()
+                ):
+                    return False
+        return not self._due
 
     def elapsed_ms(self) -> int:
         """Return the time that `held_until_ms` is measured in."""

@@ -8,7 +8,7 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import DueEdges, Edge, Router, copies_of_one, into, table_of, upstream
+from topics.engine.routers.graph import DueEdges, Router, copies_of_one, into, table_of, upstream
 from topics.engine.routers.source_records import Preview, preview
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
@@ -46,7 +46,7 @@ class Routers:
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
         for edge in self.table.edges():
-            self._follow(edge)
+            self.due.add(edge)
 
     def mark_moved(self) -> None:
         """Log where routers are that have moved since the last call, so that a standby makes the same copies."""
@@ -57,12 +57,6 @@ class Routers:
             elif edge.routers and replay.derives(edge):
                 entry = mark(edge.dest.links, head=edge.dest.head, out=False, holds=False)
                 self._staging.commits.stage(Ticket(entry=entry, frame=entries.encode(entry)))
-
-    def _follow(self, edge: Edge) -> None:
-        """Make the edge due, now and whenever its source grows."""
-        if self.due.source_grew not in edge.source.listeners.values():
-            self._staging.listen(edge.source, self.due.source_grew)
-        self.due.add(edge)
 
     def _sync(self, *names: str) -> None:
         """Wait for the disk: a change of a router needs the present graph. Raise while a change waits for an upload."""
@@ -114,7 +108,7 @@ class Routers:
                 apply.note(staging.state, apply.create(staging.state, create))
             after = replay.put_router(staging.state, entry)
             assert after is not None
-            self._follow(after.edge)
+            self.due.add(after.edge)
             return after, router is None
 
         return self._stage(creates, touched, entry, take_effect)

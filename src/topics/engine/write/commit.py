@@ -68,6 +68,8 @@ class Commits:
         self._gathering = 0  # how many of these turns are left
         self.halted: Exception | None = None  # why nothing more is answered
         self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server
+        # Makes the copies that follow from this turn if they are few, before its answers leave.
+        self.copy_now: Callable[[], None] | None = None
         self.attach(wal)
 
     def attach(self, wal: Log) -> None:
@@ -95,7 +97,7 @@ class Commits:
                 topic.staged_count += count
                 topic.staged_bytes += ticket.size_bytes
         if not self._staged:
-            self.schedule(self.flush)
+            self.schedule(self.end_turn)
         self._staged.append(ticket)
         self.pending_bytes += ticket.size_bytes
         if ticket.also is not None:
@@ -131,6 +133,12 @@ class Commits:
         """Announce a change of `topic` that is not logged. `stage` announces those that a ticket names."""
         if self.before_change is not None:
             self.before_change(topic)
+
+    def end_turn(self) -> None:
+        """Flush, and make the copies that follow, if they are few. No verb calls this: copies change other topics."""
+        self.flush()
+        if self.copy_now is not None:
+            self.copy_now()
 
     def flush(self) -> None:
         """Write all staged frames, and apply the tickets that need not wait for a sync.
@@ -262,6 +270,8 @@ class Commits:
         if self._written:
             self._gathering = self.gather_turns
             self._gather()
+        if self.copy_now is not None:
+            self.copy_now()
 
     def _synced(self, waiting: list[Ticket], took_ns: int) -> None:
         for ticket in waiting:
@@ -284,7 +294,7 @@ class Commits:
     def flush_soon(self) -> None:
         """Write what is staged at the end of this turn: it was held back."""
         if self._staged:
-            self.schedule(self.flush)
+            self.schedule(self.end_turn)
 
     def _release(self) -> None:
         """Release tickets that only waited behind a gated ticket of the same topic.

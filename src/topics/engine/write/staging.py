@@ -231,6 +231,7 @@ class Staging:
         apply.append(self.state, topic, entry)
         if topic.links is not None:
             topic.links.written = True
+            topic.links.table.hooks.source_grew(topic)
         self.grew(topic)
 
     # --- readers that wait for a topic to grow

@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from topics import logs
 from topics.engine.delays import FEW_STEPS, FEW_WRITES, REST, SLICE_NS
@@ -38,6 +39,7 @@ class Forwarding:
         """Stop forwarding. Records that are not forwarded yet are forwarded after the next start."""
         self._stopped = True
         self._loading.cancel()
+        self._runtime.engine.commits.copy_now = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -55,10 +57,21 @@ class Forwarding:
         delay_ms = max(wanted_ms, rest_ms)
         self._timer = loop.call_later(delay_ms / 1000, self._turn) if delay_ms > 0 else loop.call_soon(self._turn)
         self._patient = wanted_ms > 0
+        self._runtime.engine.commits.copy_now = None if delay_ms > 0 else self._copy_now
 
-    def _turn(self) -> None:
+    def _copy_now(self) -> None:
+        """Make the copies of this turn before its answers leave, if they are few. The loop sends them after it."""
+        commits = self._runtime.engine.commits
+        commits.copy_now = None
+        if commits.batch_writes <= FEW_WRITES and self._routers.due.are_few:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._turn(FEW_STEPS)
+
+    def _turn(self, most: int = 0) -> None:
         self._patient = False
-        self._loading = self._runtime.attempt(self._forward, self._cannot_read)
+        self._runtime.engine.commits.copy_now = None
+        self._loading = self._runtime.attempt(partial(self._forward, most), self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
         error = unreadable(failure)
@@ -66,11 +79,11 @@ class Forwarding:
         self._timer = None
         self._schedule(RETRY_MS)
 
-    def _forward(self) -> None:
-        """Forward for one slice, and schedule the next. Raise `Cold` if records must be loaded first."""
+    def _forward(self, most: int) -> None:
+        """Forward for a slice, or `most` steps, and schedule the next. Raise `Cold` if records must be loaded first."""
         clock, began = self._runtime.clock, self._runtime.clock.monotonic_ns()
         try:
-            delay_ms = self._routers.forwarder.run(SLICE_NS)
+            delay_ms = self._routers.forwarder.run(0 if most else SLICE_NS, most=most)
         except Cold:
             raise
         except Exception as error:
