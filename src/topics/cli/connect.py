@@ -22,9 +22,8 @@ from topics.cli.output.failures import EXIT_NOT_FOUND, EXIT_UNREACHABLE, Failure
 from topics.cli.output.screen import json_text
 from topics.client.call import EVENT_STREAM, JSON, LOCAL_HOSTS, PAGE_ROWS, Addresses, Request, with_query, with_schemes
 from topics.client.connection import Connection, Retries
-from topics.client.contexts import DEFAULT_PORT, DEFAULT_URL, Context, Contexts, load_contexts
+from topics.client.contexts import DEFAULT_PORT, DEFAULT_URL, Context, Contexts, Prefixes, load_contexts
 from topics.client.errors import BadContext, BadUrl, InvalidRequest, TopicsError, Unreachable
-from topics.client.prefixes import Prefixes
 from topics.client.streams import Event, EventParser
 
 
@@ -197,7 +196,8 @@ class Server(Connection):
     def events(self, watch: Request, *, timeout_s: float) -> Iterator[Event]:
         """Open a watch session and yield the events of its stream. Those of heartbeats have no name."""
         parser = EventParser()
-        for chunk in self.stream(events(self.json(watch)["stream_url"]), timeout_s=timeout_s):
+        stream = Request("GET", self.json(watch)["stream_url"], accept=EVENT_STREAM)
+        for chunk in self.stream(stream, timeout_s=timeout_s):
             yield from parser.feed(chunk)
 
     def failure(self, error: TopicsError) -> Failure:
@@ -233,10 +233,6 @@ def put(path: str, body: Any) -> Request:
 
 def delete(path: str) -> Request:
     return Request("DELETE", path)
-
-
-def events(path: str) -> Request:
-    return Request("GET", path, accept=EVENT_STREAM)
 
 
 def as_curl(request: Request, target: Target) -> str:

@@ -10,6 +10,7 @@ import random
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -77,24 +78,16 @@ class ListPage(Protocol):
     next_cursor: str | None
 
 
-def topic_path(topic: str, verb: str = "", **query: Any) -> str:
-    return with_query(f"/v0/topics/{quote(topic, safe='')}{verb and '/' + verb}", **query)
+def _path(kind: str, name: str, verb: str = "", **query: Any) -> str:
+    return with_query(f"/v0/{kind}/{quote(name, safe='')}{verb and '/' + verb}", **query)
+
+
+topic_path, router_path = partial(_path, "topics"), partial(_path, "routers")
+schedule_path, key_path = partial(_path, "schedules"), partial(_path, "keys")
 
 
 def consumer_path(topic: str, consumer: str) -> str:
     return topic_path(topic, f"consumers/{quote(consumer, safe='')}")
-
-
-def router_path(router: str, verb: str = "") -> str:
-    return f"/v0/routers/{quote(router, safe='')}{verb and '/' + verb}"
-
-
-def schedule_path(schedule: str, verb: str = "") -> str:
-    return f"/v0/schedules/{quote(schedule, safe='')}{verb and '/' + verb}"
-
-
-def key_path(key: str, verb: str = "") -> str:
-    return f"/v0/keys/{quote(key, safe='')}{verb and '/' + verb}"
 
 
 def with_query(path: str, **fields: Any) -> str:

@@ -1,4 +1,4 @@
-"""Contexts: the named servers of a user, and the server of a client without an address.
+"""Contexts: the named servers of a user, the server of a client without an address, and of a request by its names.
 
 They are in `$XDG_CONFIG_HOME/topics/contexts.json` (`~/.config/topics/contexts.json`). The file never holds a key, only
 the path of the file that does.
@@ -11,13 +11,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl, unquote
 
 from topics.client.call import with_schemes
-from topics.client.errors import BadContext
+from topics.client.errors import BadContext, InvalidRequest
+from topics.errors import Code
 
 DEFAULT_PORT = 4000
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,3 +94,52 @@ def save_contexts(contexts: Contexts, env: Mapping[str, str]) -> None:
     temporary.write_text(text, encoding="utf-8")
     temporary.chmod(0o600)
     temporary.replace(path)
+
+
+# --- several servers, each with the names that begin with its prefixes
+
+
+class Prefixes(Generic[T]):
+    """What belongs to each prefix. The longest prefix of a name counts; "" is for all other names.
+
+    A request goes by the name in its path: of a topic, a router or a schedule. A watch and a router name topics in
+    their bodies, and all of these must be on one server. The rest, such as keys and metrics, is of one server.
+    """
+
+    def __init__(self, by_prefix: Mapping[str, T]) -> None:
+        if not by_prefix:
+            raise ValueError("the map of prefixes is empty; name at least one server")
+        self.by_prefix = dict(sorted(by_prefix.items(), key=lambda item: -len(item[0])))
+
+    def of_name(self, name: str) -> T:
+        """Return what a name belongs to. Raise `InvalidRequest`."""
+        found = next((one for prefix, one in self.by_prefix.items() if name.startswith(prefix)), None)
+        if found is None:
+            raise InvalidRequest(
+                Code.INVALID_REQUEST, f"no server has {name!r}: the prefixes are {', '.join(map(repr, self.by_prefix))}"
+            )
+        return found
+
+    def of_request(self, path: str, body: Any) -> T:
+        """Return what a request belongs to: a path, and its body, encoded or not. Raise `InvalidRequest`."""
+        kind, _, rest = path.partition("?")[0].removeprefix("/v0/").partition("/")
+        name = unquote(rest.partition("/")[0])
+        if isinstance(body, bytes):
+            body = json.loads(body) if kind in ("watch", "routers") else None
+        names = [name] if name else []
+        if kind == "watch" and not name and isinstance(body, Mapping):
+            names = list(body.get("topics") or {})
+        elif kind == "routers" and isinstance(body, Mapping):
+            names += [body[end] for end in ("source", "dest") if end in body]
+        elif not name:
+            names = [value for key, value in parse_qsl(path.partition("?")[2]) if key == "prefix"]
+        if not names:
+            raise InvalidRequest(Code.INVALID_REQUEST, f"{path} concerns one server: ask it with `server(prefix)`")
+        first = self.of_name(names[0])
+        for other in names[1:]:
+            if self.of_name(other) is not first:
+                what = "a watch" if kind == "watch" else "a router, with its source and its destination,"
+                raise InvalidRequest(
+                    Code.INVALID_REQUEST, f"{names[0]} and {other} are on two servers, and {what} belongs to one"
+                )
+        return first

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.client.items import End, Tombstone, decode_records
+from topics.client.items import End, Tombstone, decode_json, decode_records
 from topics.client.items import TopicPut as Put
 from topics.client.items import TopicState as State
-from topics.model import surrogates
 from topics.model.router import RouterAnswer as Router
 from topics.model.wire import TopicSummary as Summary
 from topics.model.wire import Written
@@ -31,7 +30,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
 
     @property
     def value(self) -> Any:
-        return surrogates.value(self.data)
+        return decode_json(self.data)
 
 
 class Diff(Struct):

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.topic import U64
-from topics.model.wire import Json, Performance, check_u64
+from topics.model.wire import Json, Performance
 
 MAX_META_BYTES = 1024
 MAX_GAPS = 100  # ranges of lost records in one answer
@@ -140,15 +140,6 @@ class ConsumerDropped(Struct):
     consumer: str
     deleted: Annotated[bool, "whether the consumer existed"]
     performance: Performance
-
-
-def check_request(wanted: ConsumerRequest) -> ConsumerRequest:
-    """Return the request. Raise `invalid_request` for a number that does not fit in 64 bits."""
-    for field in ("seq", "epoch", "if_seq", "expire_ms", "max_hold_bytes"):
-        value = getattr(wanted, field)
-        if type(value) is int:
-            check_u64(value, field)
-    return wanted
 
 
 def encode_meta(meta: dict[str, Json] | None) -> bytes | None:

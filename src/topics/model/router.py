@@ -11,7 +11,7 @@ from topics.model.filters import parse_filter
 from topics.model.names import check_router, check_topic
 from topics.model.records import FilterWire, TagMatch
 from topics.model.topic import U64
-from topics.model.wire import Performance, check_u64
+from topics.model.wire import Performance, check_u64s
 
 Guarantee = Literal["at_least_once", "exactly_once"]
 
@@ -121,9 +121,7 @@ def check_request(name: str, request: RouterRequest) -> RouterConfig:
         raise invalid("dest is the same topic as source; choose another", field="dest")
     if request.from_seq is not None and request.from_ts is not None:
         raise invalid("from_seq and from_ts are both set; send only one", field="from_ts")
-    for field in ("from_seq", "from_ts"):
-        if (value := getattr(request, field)) is not None:
-            check_u64(value, field)
+    check_u64s(request, "from_seq", "from_ts")
     stored = {name: getattr(request, name) for name in RouterConfig.__struct_fields__}
     return RouterConfig(**(stored | {"filter": parse_filter(request.filter)}))
 

@@ -159,16 +159,6 @@ def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[N
     return request
 
 
-def value(text: bytes | Raw) -> Any:
-    """Return the value of a JSON text. Lone surrogates stay in the string, as in the standard library."""
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        if mask(bytes(text)) is None:
-            raise
-        return json.loads(bytes(text))
-
-
 def members(text: bytes | str | Raw) -> dict[str, Raw]:
     """Return the members of an object, with their values as raw text."""
     try:

@@ -343,6 +343,13 @@ def check_u64(value: int, field: str) -> int:
     return value
 
 
+def check_u64s(request: Struct, *fields: str) -> None:
+    """Raise `invalid_request` if a number in one of these fields does not fit in 64 bits."""
+    for field in fields:
+        if type(value := getattr(request, field)) is int:
+            check_u64(value, field)
+
+
 # --- the fields and values that a request type allows: for error messages, after decoding has failed
 
 _PART = re.compile(r"\.(\w+)|\[[^\]]*\]")

@@ -369,7 +369,11 @@ def watch(call: Call) -> None:
 def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | None:
     """Print one event and return how many records are left to print."""
     if name == "record":
-        return _print_records(call, data, left)
+        frame = members(data)
+        print_line, records = _printer(call, frame["topic"]), elements(frame["records"])
+        for record in records[:left]:
+            print_line(record)
+        return None if left is None else max(left - len(records), 0)
     fields = json.loads(data)
     if name == "tombstone":
         if call.screen.is_human:
@@ -386,14 +390,6 @@ def _print_event(call: Call, name: str, data: bytes, left: int | None) -> int | 
             raise Failure(text)
         call.screen.warn(text)
     return left
-
-
-def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
-    frame = members(data)
-    print_line, records = _printer(call, frame["topic"]), elements(frame["records"])
-    for record in records[:left]:
-        print_line(record)
-    return None if left is None else max(left - len(records), 0)
 
 
 def register(subparsers: Subparsers) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from topics.cli.command import Args, Call, Command
 from topics.cli.connect import delete, get, post, put
 from topics.cli.options import TOPIC, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, usage
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND, option_of, usage
 from topics.cli.output.screen import Cell, Columns, Styled, confirm, highlighted
 from topics.cli.output.units import (
     count,
@@ -41,19 +41,6 @@ KEPT_STATES = {"live": "green", "deleted": "dim", "archived": "dim", "merged": "
 # --- the configuration fields of a topic as options: `ttl_ms` is `--ttl 7d`
 
 
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
-    return text == "true"
-
-
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
@@ -67,16 +54,25 @@ def _rate(text: str) -> Any:
     return {"per_s": found} if type(found) in (int, float) else found
 
 
+# How the value of a field is read and printed, by its placeholder.
+KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "DURATION": (parse_duration, duration), "SIZE": (parse_size, size), "N": (parse_count, count),
+    "RATE": (_rate, json.dumps), "JSON": (_json_or_text, json.dumps), "NUMBER": (_json_or_text, str),
+    "BOOL": (_json_or_text, str),
+}  # fmt: skip
+
+
 class Field(NamedTuple):
-    """One field: its option, how its value is read and printed, and what it means."""
+    """One field: the placeholder of its value, and what it means."""
 
     name: str
-    flag: str
     metavar: str
-    parse: Callable[[str], Any]
     help: str
     choices: tuple[str, ...] = ()
-    show: Callable[[Any], str] = str
+
+    @property
+    def flag(self) -> str:
+        return option_of(self.name)
 
     @property
     def is_for_queues(self) -> bool:
@@ -84,47 +80,39 @@ class Field(NamedTuple):
 
     def shown(self, value: Any) -> str:
         """Return a value of the configuration for a person."""
-        if value is None or (value == 0 and self.show is not str and self.name != "claim_jitter_ms"):
+        _, show = KINDS.get(self.metavar, (str, str))
+        if value is None or (value == 0 and show is not str and self.name != "claim_jitter_ms"):
             return "off"
         if isinstance(value, bool):
             return "yes" if value else "no"
-        return self.show(value)
+        return show(value)
 
 
 FIELDS = (
-    Field("type", "--type", "TYPE", str, "log, or queue for jobs; cannot change later", ("log", "queue")),
-    Field("durability", "--durability", "CLASS", str,
-          "when a write is acknowledged: ephemeral, memory, disk, fsync [disk]",
+    Field("type", "TYPE", "log, or queue for jobs; cannot change later", ("log", "queue")),
+    Field("durability", "CLASS", "when a write is acknowledged: ephemeral, memory, disk, fsync [disk]",
           ("ephemeral", "memory", "disk", "fsync", "replicated")),
-    Field("ttl_ms", "--ttl", "DURATION", parse_duration, "records older than this expire; 0 is never", show=duration),
-    Field("cap_records", "--cap-records", "N", parse_count, "most records; 0 is no limit", show=count),
-    Field("cap_bytes", "--cap-bytes", "SIZE", parse_size, "most bytes; 0 is no limit", show=size),
-    Field("discard", "--discard", "WHAT", str, "at a cap: old evicts the oldest, reject refuses the write [old]",
-          ("old", "reject")),
-    Field("priority", "--priority", "N", _integer, "order of service under pressure, -1000 to 1000"),
-    Field("auto_priority", "--auto-priority", "BOOL", _boolean, "serve topics first that were read recently [true]"),
-    Field("auto_create", "--auto-create", "BOOL", _boolean, "let the server create the dead-letter topic [true]"),
-    Field("idempotency_window_ms", "--idempotency-window", "DURATION", parse_duration,
-          "how long a key of `append --key` is remembered [2m]", show=duration),
-    Field("dedupe_node", "--dedupe-node", "BOOL", _boolean, "let readers skip their own records [true]"),
-    Field("lease_ms", "--lease", "DURATION", parse_duration, "queues: how long a worker holds a job [30s]",
-          show=duration),
-    Field("claim_jitter_ms", "--claim-jitter", "DURATION", parse_duration,
-          "queues: collect claims for this long and share the jobs", show=duration),
-    Field("max_deliveries", "--max-deliveries", "N", parse_count,
-          "queues: after this many deliveries, move the job to the dead letters", show=count),
-    Field("dead_letter", "--dead-letter", "TOPIC", str, "queues: topic for the dead letters"),
-    Field("leases_durable", "--leases-durable", "BOOL", _boolean, "queues: leases survive a restart [false]"),
-    Field("retry", "--retry", "JSON", _json_or_text,
-          "queues: delay of failed jobs: null, or '{\"min_ms\": 1000, \"max_ms\": 300000, \"factor\": 2}'",
-          show=json.dumps),
-    Field("max_in_flight", "--max-in-flight", "N", parse_count, "queues: most jobs held at a time", show=count),
-    Field("max_in_flight_per_key", "--max-in-flight-per-key", "N", parse_count,
-          "queues: most jobs of one key held at a time [1]", show=count),
-    Field("rate", "--rate", "RATE", _rate,
-          "queues: most deliveries in a second: 10, or null, or '{\"per_s\": 10, \"burst\": 5}'", show=json.dumps),
-    Field("rate_per_key", "--rate-per-key", "RATE", _rate, "queues: the same for each key", show=json.dumps),
-    Field("paused", "--paused", "BOOL", _boolean, "queues: give out no jobs [false]"),
+    Field("ttl_ms", "DURATION", "records older than this expire; 0 is never"),
+    Field("cap_records", "N", "most records; 0 is no limit"),
+    Field("cap_bytes", "SIZE", "most bytes; 0 is no limit"),
+    Field("discard", "WHAT", "at a cap: old evicts the oldest, reject refuses the write [old]", ("old", "reject")),
+    Field("priority", "NUMBER", "order of service under pressure, -1000 to 1000"),
+    Field("auto_priority", "BOOL", "serve topics first that were read recently [true]"),
+    Field("auto_create", "BOOL", "let the server create the dead-letter topic [true]"),
+    Field("idempotency_window_ms", "DURATION", "how long a key of `append --key` is remembered [2m]"),
+    Field("dedupe_node", "BOOL", "let readers skip their own records [true]"),
+    Field("lease_ms", "DURATION", "queues: how long a worker holds a job [30s]"),
+    Field("claim_jitter_ms", "DURATION", "queues: collect claims for this long and share the jobs"),
+    Field("max_deliveries", "N", "queues: after this many deliveries, move the job to the dead letters"),
+    Field("dead_letter", "TOPIC", "queues: topic for the dead letters"),
+    Field("leases_durable", "BOOL", "queues: leases survive a restart [false]"),
+    Field("retry", "JSON",
+          "queues: delay of failed jobs: null, or '{\"min_ms\": 1000, \"max_ms\": 300000, \"factor\": 2}'"),
+    Field("max_in_flight", "N", "queues: most jobs held at a time"),
+    Field("max_in_flight_per_key", "N", "queues: most jobs of one key held at a time [1]"),
+    Field("rate", "RATE", "queues: most deliveries in a second: 10, or null, or '{\"per_s\": 10, \"burst\": 5}'"),
+    Field("rate_per_key", "RATE", "queues: the same for each key"),
+    Field("paused", "BOOL", "queues: give out no jobs [false]"),
 )  # fmt: skip
 BY_NAME = {field.name: field for field in FIELDS}
 
@@ -133,7 +121,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("configuration")
     for field in FIELDS:
         # Without the option there is no attribute, because `--rate null` is a value, too.
-        row: dict[str, Any] = {"type": field.parse, "choices": field.choices or None, "default": argparse.SUPPRESS}
+        parse, _ = KINDS.get(field.metavar, (str, str))
+        row: dict[str, Any] = {"type": parse, "choices": field.choices or None, "default": argparse.SUPPRESS}
         option(f"{field.flag} {field.metavar}", field.help, dest=f"config_{field.name}", **row)(group)
     option(
         "--set FIELD=JSON", "set any field of the API, such as archive='{\"hold\": true}'",
@@ -157,7 +146,6 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 # --- ls
 
-Topics = dict[str, dict[str, Any]]
 TOPIC_COLUMNS: Columns = {
     "topic": lambda row: Styled(row["topic"], "bold"),
     "type": lambda row: row["type"],
@@ -185,11 +173,18 @@ TOPIC_COLUMNS: Columns = {
     examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
 )
 def ls(call: Call) -> None:
-    found = _listed(call)
-    _add_jobs_and_lag(call, found)
+    found, lags = _listed(call), call.server.lags()
+    for topic, row in found.items():
+        row |= {"lag": lags[topic]} if topic in lags else {}
+        row |= {name: row["queue"][name] for name in ("ready", "in_flight")} if "queue" in row else {}
     window_ms = call.args.rates or (1000 if call.args.sort == "rate" else 0)
     if window_ms:
-        _add_rates(call, found, window_ms)
+        began = time.monotonic()
+        time.sleep(window_ms / 1000)
+        later, took_s = _listed(call), time.monotonic() - began
+        for topic, row in found.items():
+            grown = later.get(topic, row)["head_seq"] - row["head_seq"]
+            row["rate"] = round(max(grown, 0) / took_s, 1)
     rows = sorted(found.values(), key=lambda row: row["topic"])
     if call.args.sort != "name":
         member = {"records": "count", "size": "bytes"}.get(call.args.sort, call.args.sort)
@@ -205,27 +200,10 @@ def ls(call: Call) -> None:
         call.screen.note(f"{counted(len(rows), 'topic')}, {counted(records, 'record')}, {size(total)}")
 
 
-def _listed(call: Call) -> Topics:
+def _listed(call: Call) -> dict[str, dict[str, Any]]:
     pattern = call.args.pattern
     rows = call.server.rows(call.request(call.args).path, "topics")
     return {row["topic"]: row for row in rows if "*" not in pattern or fnmatchcase(row["topic"], pattern)}
-
-
-def _add_jobs_and_lag(call: Call, found: Topics) -> None:
-    """Add the jobs of queues, and the lag of the slowest router or consumer that reads a topic."""
-    lags = call.server.lags()
-    for topic, row in found.items():
-        row |= {"lag": lags[topic]} if topic in lags else {}
-        row |= {name: row["queue"][name] for name in ("ready", "in_flight")} if "queue" in row else {}
-
-
-def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
-    began = time.monotonic()
-    time.sleep(window_ms / 1000)
-    later, took_s = _listed(call), time.monotonic() - began
-    for topic, row in found.items():
-        now = later.get(topic, row)
-        row["rate"] = round(max(now["head_seq"] - row["head_seq"], 0) / took_s, 1)
 
 
 # --- create and config

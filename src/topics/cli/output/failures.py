@@ -69,7 +69,7 @@ def failure_of(error: TopicsError) -> Failure:
             (name for name in (*TopicConfig.__struct_fields__, *FIELDS) if "_" in name), key=len, reverse=True
         )
         fields = rf"(?<![\w.$\"'])({'|'.join(names)})(?![\w.\"'])"
-        message = re.sub(fields, lambda found: f"{_option_of(found[1])} ({found[1]})", message)
+        message = re.sub(fields, lambda found: f"{option_of(found[1])} ({found[1]})", message)
         status = EXIT_USAGE
     near = (error.detail or {}).get("near")
     if error.code is Code.TOPIC_NOT_FOUND and near:
@@ -77,6 +77,6 @@ def failure_of(error: TopicsError) -> Failure:
     return Failure(message, status=status, next_step=next_step)
 
 
-def _option_of(field: str) -> str:
+def option_of(field: str) -> str:
     """Return the option that sets a field: `--ttl` for `ttl_ms`."""
     return "--key" if field == "idempotency_key" else "--" + field.removesuffix("_ms").replace("_", "-")

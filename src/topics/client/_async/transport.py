@@ -12,9 +12,9 @@ import msgspec
 from topics.client import errors, tracing
 from topics.client._async import tools
 from topics.client.call import JSON, Addresses, Backoff, Request
+from topics.client.contexts import Prefixes
 from topics.client.errors import OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records, encode
-from topics.client.prefixes import Prefixes
 from topics.errors import Code
 
 Answer = TypeVar("Answer")

@@ -44,7 +44,11 @@ class KeyRing:
         caller ends.
         """
         kept: dict[KeyRule, Caller | None] = dict(zip(self._rules, self.callers, strict=True))
-        self.callers = [kept.pop(rule, None) or _caller(rule) for rule in rules]
+        self.callers = [
+            kept.pop(rule, None)
+            or Caller("", rule.rights, counted=True, id=blake2b(rule.digest, digest_size=8).hexdigest())
+            for rule in rules
+        ]
         for number, caller in enumerate(self.callers, start=1):
             # The position in the configuration: it appears in logs, and must reveal nothing of the secret.
             caller.name = f"key{number}"
@@ -129,10 +133,6 @@ class KeyRing:
     def _end(self, caller: Caller, reason: str) -> None:
         caller.end(reason)
         self.tokens.key_ended(caller)
-
-
-def _caller(rule: KeyRule) -> Caller:
-    return Caller("", rule.rights, counted=True, id=blake2b(rule.digest, digest_size=8).hexdigest())
 
 
 log = logs.Log("access")

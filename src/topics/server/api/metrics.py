@@ -50,15 +50,16 @@ _encode = msgspec.json.encode
 DAMAGED_TOPICS = 100
 OTHERS = "(others)"  # no topic can have this name
 KEEPS_MS = 3_600_000
-# Metrics of topics that can be added up, and the value of a topic.
-SUMMED: tuple[tuple[str, Callable[[Topic], float]], ...] = (
-    ("topics_topic_left_out", lambda topic: 1),
-    ("topics_topic_records_live", attrgetter("count")),
-    ("topics_topic_bytes_live", attrgetter("bytes")),
-    ("topics_topic_lost", attrgetter("losses.total")),
-    ("topics_topic_queue_ready", lambda topic: 0 if topic.queue is None else topic.queue.ready),
-    ("topics_topic_queue_in_flight", lambda topic: 0 if topic.queue is None else topic.queue.in_flight),
-)
+# Metrics of topics that can be added up.
+SUMMED: list[ColumnOf[Topic]] = [
+    ("topics_topic_records_live", "Live records per topic.", attrgetter("count")),
+    ("topics_topic_bytes_live", "Bytes of the live records per topic.", attrgetter("bytes")),
+    ("topics_topic_lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.", attrgetter("losses.total")),
+    ("topics_topic_queue_ready", "Claimable jobs per queue.",
+     lambda topic: None if topic.queue is None else topic.queue.ready),
+    ("topics_topic_queue_in_flight", "Leased jobs per queue.",
+     lambda topic: None if topic.queue is None else topic.queue.in_flight),
+]  # fmt: skip
 REASONS = ("cap", "ttl", "restart", "corrupt", "failover")
 CLASSES = ("ephemeral", "memory", "disk", "fsync", "replicated")
 
@@ -328,8 +329,10 @@ def _columns(
         yield Metric(metric, help, samples)
 
 
-def _choose(services: Services, prefixes: tuple[str, ...]) -> Generator[None, None, tuple[list[Topic], list[float]]]:
-    """Return the topics to name, in order of their names, and the sums of `SUMMED` over all others.
+def _choose(
+    services: Services, prefixes: tuple[str, ...]
+) -> Generator[None, None, tuple[list[Topic], int, dict[str, float]]]:
+    """Return the topics to name, in order of their names, the number of all others, and their sums of `SUMMED`.
 
     Those of the setting come first, then those that were written last. A topic that was named before keeps its place
     for an hour longer, so that its series has no holes.
@@ -338,10 +341,10 @@ def _choose(services: Services, prefixes: tuple[str, ...]) -> Generator[None, No
     exact, starts = set(always), tuple(name[:-1] for name in always if name.endswith("*"))
     before = services.named_topics.get(prefixes, frozenset[str]())
     best: list[tuple[tuple[bool, int], Topic]] = []
-    lowest, sums = (False, -1), [0.0] * len(SUMMED)
+    lowest, seen, sums = (False, -1), 0, [0.0] * len(SUMMED)
     for names in _pages(services.engine.state.names, prefixes, len(topics)):
         some = [topics[name] for name in names]
-        sums = [total + sum(map(value, some)) for total, (_, value) in zip(sums, SUMMED, strict=True)]
+        seen, sums = seen + len(some), [total + one for total, one in zip(sums, _sums(some), strict=True)]
         for topic in some:
             name = topic.name
             rank = name in exact or name.startswith(starts), (topic.last_write_ts or 0) + KEEPS_MS * (name in before)
@@ -353,14 +356,17 @@ def _choose(services: Services, prefixes: tuple[str, ...]) -> Generator[None, No
         yield None
     chosen = sorted((topic for _, topic in best if not topic.gone), key=attrgetter("name"))
     services.named_topics[prefixes] = frozenset(topic.name for topic in chosen)
-    sums = [total - sum(map(value, chosen)) for total, (_, value) in zip(sums, SUMMED, strict=True)]
-    return chosen, sums
+    others = [max(total - one, 0) for total, one in zip(sums, _sums(chosen), strict=True)]
+    return chosen, max(seen - len(chosen), 0), {row[0]: one for row, one in zip(SUMMED, others, strict=True)}
+
+
+def _sums(topics: list[Topic]) -> list[float]:
+    return [sum(filter(None, map(value, topics))) for _, _, value in SUMMED]
 
 
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     engine, now_ms = services.engine, services.runtime.clock.now_ms()
-    chosen, sums = yield from _choose(services, prefixes)
-    others = {metric: max(value, 0) for (metric, _), value in zip(SUMMED, sums, strict=True)}
+    chosen, left_out, others = yield from _choose(services, prefixes)
     for some in _batches(chosen):
         for topic in some:
             if not topic.gone:
@@ -377,14 +383,7 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
     columns: list[ColumnOf[Topic]] = [
         ("topics_topic_head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
         ("topics_topic_earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
-        ("topics_topic_records_live", "Live records per topic.", lambda topic: topic.count),
-        ("topics_topic_bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
-        ("topics_topic_lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.",
-         lambda topic: topic.losses.total),
-        ("topics_topic_queue_ready", "Claimable jobs per queue.",
-         lambda topic: None if topic.queue is None else topic.queue.ready),
-        ("topics_topic_queue_in_flight", "Leased jobs per queue.",
-         lambda topic: None if topic.queue is None else topic.queue.in_flight),
+        *SUMMED,
         ("topics_topic_queue_blocked", "Of the ready jobs per queue, those that wait for another job of their key.",
          lambda topic: None if topic.queue is None else len(topic.queue.keys.blocked)),
         ("topics_topic_queue_paused", "1 for a queue that is paused.",
@@ -400,7 +399,7 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
          lambda topic: topic.archived if topic in standings else None),
     ]  # fmt: skip
     for metric in _columns("topic", chosen, columns):
-        if metric is not None and others["topics_topic_left_out"] and metric.name in others:
+        if metric is not None and left_out and metric.name in others:
             metric.samples.append(("", "topic", OTHERS, others[metric.name]))
         yield metric
     lost: list[Sample] = []
@@ -415,7 +414,6 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
     yield _labelled(
         "topics_topic_dead_letters", "1 for a topic that a queue moves its failed jobs to.", "topic", letters
     )
-    left_out = others["topics_topic_left_out"]
     truncated = "1 if there are more topics than are named here; topics_topic_left_out counts them."
     yield from _rows(
         ("topics_topic_left_out", f'Topics that are not named here; the series "{OTHERS}" sums them.', left_out),

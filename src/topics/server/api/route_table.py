@@ -17,7 +17,6 @@ from topics.server.api.handlers import (
     schedules,
     topics,
     watch,
-    webhooks,
 )
 from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route, at_any_time
@@ -112,7 +111,7 @@ ROUTES = [
           answer=model.TokenCreated, statuses=(201,)),
     Route("POST", "/v0/tokens/revoke", access.revoke_tokens, ops.REVOKE_TOKENS, body=model.RevokeRequest,
           answer=model.TokensRevoked),
-    Route("POST", "/v0/hooks/{topic}", webhooks.receive_webhook, ops.RECEIVE_WEBHOOK, signed=True,
+    Route("POST", "/v0/hooks/{topic}", records.receive_webhook, ops.RECEIVE_WEBHOOK, signed=True,
           answer=wire.Written, statuses=(200, 201)),
     Route("GET", "/v0/keys", access.list_keys, ops.LIST_KEYS, answer=model.KeyList),
     Route("POST", "/v0/keys", access.create_key, ops.CREATE_KEY, body=model.KeyRequest, answer=model.KeyCreated,

@@ -3,7 +3,7 @@
 import functools
 import http
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from email.utils import formatdate
 
 from topics import logs
@@ -105,9 +105,7 @@ def compressible(content_type: bytes) -> bool:
 
 
 def gzip(body: Body) -> bytes:
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-    parts: Iterable[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
-    return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
+    return zlib.compress(body if isinstance(body, bytes) else b"".join(body), _LEVEL, _GZIP_WINDOW)
 
 
 log = logs.Log("http")

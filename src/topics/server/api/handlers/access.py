@@ -98,8 +98,7 @@ def _stored(services: Services, call: Call, row: StoredKey, secret: str, status:
 
     def answer(_: Any, took: Performance) -> model.KeyCreated:
         state = _state(services.keys.stored[row.name], row)
-        fields = {name: getattr(state, name) for name in KeyState.__struct_fields__}
-        return model.KeyCreated(**fields, secret=secret, performance=took, created=status == 201)
+        return model.KeyCreated(**structs.asdict(state), secret=secret, performance=took, created=status == 201)
 
     return json_when_done(ticket, call.request, answer)
 

@@ -14,9 +14,9 @@ from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model import consumer as model
-from topics.model.consumer import Commit, CommitRequest, ConsumerRequest, ConsumerSummary, RefusedCommit, check_request
+from topics.model.consumer import Commit, CommitRequest, ConsumerRequest, ConsumerSummary, RefusedCommit
 from topics.model.names import AUDIT
-from topics.model.wire import Performance
+from topics.model.wire import Performance, check_u64s
 from topics.server.access.caller import Reader, authorise
 from topics.server.access.operations import Scope, more_than_route, read_only
 from topics.server.api.route import Call, in_slices, noted
@@ -29,7 +29,8 @@ COMMITS_PER_STEP = 100
 
 
 def put_consumer(services: Services, call: Call) -> Answer:
-    wanted: ConsumerRequest = check_request(call.body())
+    wanted: ConsumerRequest = call.body()
+    check_u64s(wanted, "seq", "epoch", "if_seq", "expire_ms", "max_hold_bytes")
     topic, name = call.params["topic"], call.params["consumer"]
     if (more := more_than_route(wanted)) is not None:
         authorise(services.engine, call.caller, more, topic)
@@ -102,22 +103,19 @@ def drop_consumer(services: Services, call: Call) -> Answer:
     return json_when_done(ticket, call.request, partial(model.ConsumerDropped, topic, name))
 
 
-def list_topic_consumers(services: Services, call: Call) -> Answer:
+@in_slices()
+def list_topic_consumers(services: Services, call: Call) -> Steps[Answer]:
     """Return a page of the consumers of a topic, in slices: the lag of each is a look at the topic's segments."""
-    found = query_string.parse(call.request.query)
-    topic = services.engine.topic(call.params["topic"])
-    _, name = _after(found)
-    return services.slices.answer(
-        call.request, _page(services, call, found, services.engine.consumers.of_topic(topic, after=name))
-    )
+    found, topic = query_string.parse(call.request.query), services.engine.topic(call.params["topic"])
+    return _page(services, call, found, services.engine.consumers.of_topic(topic, after=_after(found)[1]))
 
 
-def list_consumers(services: Services, call: Call) -> Answer:
+@in_slices()
+def list_consumers(services: Services, call: Call) -> Steps[Answer]:
     found = query_string.parse(call.request.query)
-    rows = services.engine.consumers.everywhere(
-        prefix=found.get("prefix", ""), prefixes=call.caller.prefixes, after=_after(found)
-    )
-    return services.slices.answer(call.request, _page(services, call, found, rows))
+    after, prefix = _after(found), found.get("prefix", "")
+    rows = services.engine.consumers.everywhere(prefix=prefix, prefixes=call.caller.prefixes, after=after)
+    return _page(services, call, found, rows)
 
 
 def _page(

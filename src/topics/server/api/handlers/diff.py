@@ -12,7 +12,7 @@ from topics.errors import TopicsError, invalid
 from topics.model import records as model
 from topics.model.filters import parse_filter
 from topics.model.records import DEFAULT_BATCH_BYTES, DEFAULT_LIMIT, MAX_BATCH_BYTES, STORED_FORM, DiffRequest
-from topics.model.wire import check_u64
+from topics.model.wire import check_u64s
 from topics.server.access.caller import Reader, authorise
 from topics.server.access.operations import more_than_route
 from topics.server.api.route import Call
@@ -70,8 +70,8 @@ def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> An
     authorise(services.engine, call.caller, more, name)
     query = _query(services, wanted)
     query.epoch = None  # `open` has compared it
-    commit = check_u64(wanted.commit, "commit") if type(wanted.commit) is int else wanted.commit
-    ticket = services.engine.consumers.open(name, reader, commit=commit, epoch=wanted.epoch)
+    check_u64s(wanted, "commit")
+    ticket = services.engine.consumers.open(name, reader, commit=wanted.commit, epoch=wanted.epoch)
     who = call.reader(services.runtime.clock.now_ms())
     return LongPoll(services, name, query, call.request, reader, who).begin(
         ticket, min(wanted.wait_ms, model.MAX_WAIT_MS)
@@ -87,8 +87,7 @@ def _query(services: Services, wanted: DiffRequest) -> Query:
         max_bytes=max_bytes if max_bytes < MAX_BATCH_BYTES else MAX_BATCH_BYTES,
     )
     if (wanted.from_seq | wanted.limit | wanted.wait_ms | wanted.max_batch_bytes) >> 63:
-        for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
-            check_u64(getattr(wanted, field), field)
+        check_u64s(wanted, "from_seq", "limit", "wait_ms", "max_batch_bytes")
     bare = wanted.node is None and wanted.filter is None and wanted.from_ts is None and wanted.epoch is None
     if bare and wanted.include_meta and not wanted.include_tags:
         query.plain = True
@@ -99,10 +98,8 @@ def _query(services: Services, wanted: DiffRequest) -> Query:
         query.projection = model.Projection(tags=wanted.include_tags, meta=wanted.include_meta)
     if wanted.filter is not None:
         query.match = parse_filter(wanted.filter)
-    if wanted.from_ts is not None:
-        query.from_ts = check_u64(wanted.from_ts, "from_ts")
-    if wanted.epoch is not None:
-        query.epoch = check_u64(wanted.epoch, "epoch")
+    check_u64s(wanted, "from_ts", "epoch")
+    query.from_ts, query.epoch = wanted.from_ts, wanted.epoch
     return query
 
 

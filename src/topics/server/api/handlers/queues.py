@@ -16,7 +16,7 @@ from topics.model.names import check_topic
 from topics.model.queue import AckRequest, ClaimRequest, check_held, check_worker
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import DEFAULT_RETRY, LEASE_MS_RANGE, U64_MAX, clamp
-from topics.model.wire import check_u64
+from topics.model.wire import check_u64s
 from topics.server.api.route import Call, noted
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer, Deferred, Request, Response, error_response
@@ -38,8 +38,7 @@ def claim(services: Services, call: Call) -> Answer:
     check_worker(wanted.node, limits)
     lease_ms = wanted.lease_ms
     if max(wanted.max, wanted.wait_ms, lease_ms or 0) > U64_MAX:
-        for field in ("max", "lease_ms", "wait_ms"):
-            check_u64(getattr(wanted, field) or 0, field)
+        check_u64s(wanted, "max", "lease_ms", "wait_ms")
     topic = services.engine.queues.get(call.params["topic"])
     if services.throttle.pressed:
         services.throttle.check(topic.name)
@@ -183,7 +182,8 @@ def ack(services: Services, call: Call) -> Answer:
 def nack(services: Services, call: Call) -> Answer:
     wanted: model.NackRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    delay_ms = None if wanted.delay_ms is None else min(check_u64(wanted.delay_ms, "delay_ms"), model.MAX_DELAY_MS)
+    check_u64s(wanted, "delay_ms")
+    delay_ms = None if wanted.delay_ms is None else min(wanted.delay_ms, model.MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.nack(
         topic, wanted.node, wanted.seqs, wanted.lease_ids,
@@ -215,7 +215,8 @@ def extend(services: Services, call: Call) -> Answer:
     wanted: model.ExtendRequest = call.body()
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     model.check_extend(wanted)
-    lease_ms = None if wanted.lease_ms is None else clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
+    check_u64s(wanted, "lease_ms")
+    lease_ms = None if wanted.lease_ms is None else clamp(wanted.lease_ms, *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
     ticket = services.engine.queues.extend(
         topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms, progress=wanted.progress
@@ -272,8 +273,7 @@ def redrive(services: Services, call: Call) -> Answer:
     wanted: model.RedriveRequest = call.body()
     if wanted.dead_letter is not None:
         check_topic(wanted.dead_letter, field="dead_letter")
-    for field in ("from_seq", "limit"):
-        check_u64(getattr(wanted, field), field)
+    check_u64s(wanted, "from_seq", "limit")
     if wanted.seqs is not None and len(wanted.seqs) > model.MAX_REDRIVE:
         raise invalid(f"seqs may name at most {model.MAX_REDRIVE} records", field="seqs")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)

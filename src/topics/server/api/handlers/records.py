@@ -1,10 +1,10 @@
-"""Handlers of records: append, scan, delete. An append is a hot path: its answer is formatted as text."""
+"""Handlers of records: append, webhooks that come in, scan, delete. The answer of an append, a hot path, is text."""
 
 import time
 from functools import partial
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw, structs
 
 from topics.engine.read.read import Query
 from topics.engine.read.scan import Scan
@@ -13,10 +13,11 @@ from topics.engine.write.append import Appended, Prepared
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
 from topics.engine.write.render import LARGE_BYTES as RENDERED_IN_STEPS
-from topics.errors import invalid
+from topics.errors import Code, TopicsError, invalid
 from topics.model.filters import parse_filter
-from topics.model.records import DeleteRequest, Projection, ScanRequest, WriteRequest, node_set, parse_match
-from topics.model.wire import RecordsDeleted, check_u64
+from topics.model.records import DeleteRequest, NewRecord, Projection, ScanRequest, WriteRequest, node_set, parse_match
+from topics.model.topic import ConfigPatch
+from topics.model.wire import RecordsDeleted, check_u64, check_u64s
 from topics.server.access.caller import ANYONE, bind
 from topics.server.api.route import Call, in_slices, with_warnings
 from topics.server.api.services import Services
@@ -26,9 +27,13 @@ from topics.server.http.request.unknown_fields import note
 from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import json_when_done, shown_ms, when_done
 from topics.server.push.scan_stream import ScanStream, format_for
+from topics.webhooks import BadDelivery, check_delivery
 
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
+MAX_ID_CHARS = 200
+# Ids of deliveries are remembered for so long by a topic that a delivery creates; senders repeat for about that time.
+REMEMBERED_MS = 3 * 86_400_000
 
 
 def append(services: Services, call: Call, prepared: Prepared | None = None) -> Answer:
@@ -91,6 +96,36 @@ def _appended(ticket: Ticket, request: Request, seqs: str) -> Response:
     return Response(201 if done.created else 200, body.encode())
 
 
+def receive_webhook(services: Services, call: Call) -> Answer:
+    """Append the body of a delivery, once for each id. It has no key: its signature says who sent it."""
+    request, name = call.request, call.params["topic"]
+    services.failures.check(request.peer)
+    try:
+        webhook = services.webhooks.get(name)
+        delivery = check_delivery(webhook, request.headers, request.body, services.runtime.clock.now_ms() / 1000)
+    except BadDelivery as error:
+        refused = TopicsError(Code.UNAUTHORIZED, f"the webhook is refused: {error}")
+        services.failures.note(request.peer, refused)
+        raise refused from None
+    if not 0 < len(delivery.id) <= MAX_ID_CHARS:
+        raise invalid(f"a webhook needs an id of at most {MAX_ID_CHARS} characters")
+    try:
+        data = msgspec.json.decode(request.body, type=Raw)
+    except (msgspec.MsgspecError, RecursionError):
+        raise invalid("the body of a webhook must be JSON") from None
+    meta = {"$webhook_id": delivery.id}
+    record = NewRecord(data=data, tag=delivery.event, meta=Raw(msgspec.json.encode(meta)))
+    write = WriteRequest(
+        records=[record], idempotency_key=f"webhook:{delivery.id}",
+        config=ConfigPatch(idempotency_window_ms=REMEMBERED_MS),
+    )  # fmt: skip
+    # The write is decoded and checked as every append. A copy: the handler is called again if it waits for the disk.
+    appended = structs.replace(call, request=structs.replace(request, body=msgspec.json.encode(write), query=b""))
+    answer = append(services, appended)
+    call.warnings = appended.warnings
+    return answer
+
+
 def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Steps[Ticket]:
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     if wanted.seqs is not None:
@@ -100,16 +135,17 @@ def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Step
         return (yield from once_loaded(partial(services.engine.delete_seqs, name, seqs, dry_run=wanted.dry_run)))
     if wanted.before_seq is None and match is None:
         raise invalid("a delete needs before_seq, match, or both", field="before_seq")
-    before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
-    return (yield from services.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
+    before_seq, dry_run = wanted.before_seq, wanted.dry_run
+    return (yield from services.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=dry_run))
 
 
 @in_slices()
 def delete_records(services: Services, call: Call) -> Steps[Answer]:
     """Delete records by seq, by tag, or both. Runs in slices: a delete by tag looks at all records of its topic."""
     wanted: DeleteRequest = call.body()
+    check_u64s(wanted, "epoch", "before_seq")
     if wanted.epoch is not None:
-        check_epoch(services.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
+        check_epoch(services.engine.topic(call.params["topic"]), wanted.epoch)
     ticket = yield from _staged_delete(services, call.params["topic"], wanted)
     return json_when_done(
         ticket, call.request,
@@ -122,9 +158,7 @@ def delete_records(services: Services, call: Call) -> Steps[Answer]:
 def scan(services: Services, call: Call) -> Answer:
     wanted: ScanRequest = call.body()
     name = call.params["topic"]
-    for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
-        if (value := getattr(wanted, field)) is not None:
-            check_u64(value, field)
+    check_u64s(wanted, "from_seq", "upto_seq", "from_ts", "epoch")
     query = Query(
         from_seq=wanted.from_seq,
         nodes=node_set(wanted.node),

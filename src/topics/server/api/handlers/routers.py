@@ -10,7 +10,7 @@ from topics.model import router as model
 from topics.model.filters import parse_filter
 from topics.model.names import check_router, check_topic
 from topics.model.router import PreviewRequest, RouterRequest, fan_in, router_cycle
-from topics.model.wire import check_u64
+from topics.model.wire import check_u64s
 from topics.server.access.caller import Caller
 from topics.server.access.operations import router_names
 from topics.server.api.route import Call, in_slices, noted, page_answer
@@ -79,6 +79,7 @@ def drop_router(services: Services, call: Call) -> Answer:
 def preview_router(services: Services, call: Call) -> Steps[Answer]:
     """Count what a router would forward: as it is, with another filter, or (with `source`) before it exists."""
     wanted: PreviewRequest = call.body()
+    check_u64s(wanted, "from_seq", "from_ts")
     name = check_router(call.params["router"])
     match = parse_filter(wanted.filter)
     if wanted.source is None:
@@ -88,14 +89,14 @@ def preview_router(services: Services, call: Call) -> Steps[Answer]:
     else:
         check_topic(wanted.source, field="source")
         source = services.engine.topic(wanted.source)
-    from_seq = check_u64(wanted.from_seq, "from_seq")
-    from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
-    found = yield from services.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
+    found = yield from services.engine.routers.expire_and_preview(
+        source, match, from_seq=wanted.from_seq, from_ts=wanted.from_ts
+    )
     answer = model.PreviewAnswer(
         router=name,
         source=source.name,
         filter=None if match is None else match.wire(),
-        from_seq=from_seq,
+        from_seq=wanted.from_seq,
         matched=found.matched,
         bytes=found.bytes,
         scanned=found.scanned,

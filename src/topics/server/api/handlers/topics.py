@@ -11,7 +11,7 @@ from topics.engine.write import archived
 from topics.errors import Code, TopicsError
 from topics.model import wire
 from topics.model.topic import warnings_of
-from topics.model.wire import Performance, check_u64
+from topics.model.wire import Performance, check_u64s
 from topics.server.api.route import Call, in_slices, noted, page_answer
 from topics.server.api.services import Services
 from topics.server.http.messages import Answer
@@ -128,9 +128,10 @@ def drop_topic(services: Services, call: Call) -> Answer:
 
 def report_archived(services: Services, call: Call) -> Answer:
     body: wire.ArchivedRequest = call.body()
-    seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
-    trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
-    ticket = services.engine.report_archived(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    check_u64s(body, "seq", "epoch", "trimmed_seq")
+    ticket = services.engine.report_archived(
+        call.params["topic"], seq=body.seq, epoch=body.epoch, trimmed=body.trimmed_seq
+    )
     return json_when_done(
         ticket, call.request,
         lambda done, took: wire.ArchivedAnswer(
