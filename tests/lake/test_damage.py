@@ -115,12 +115,12 @@ def test_missing_file_is_named_by_a_reader(filled: Lake):
 
 
 def test_uncommitted_file_is_a_stray(filled: Lake):
-    assert filled.strays(["a"]) == []
+    assert filled.table("a").strays() == []
     path = Path(filled.path) / archived_epoch_of(filled).files[0].path
     shutil.copy(path, path.with_name("copy.parquet"))
-    assert filled.strays(["a"]) == ["epoch=7/date=2024-02-29/copy.parquet"]
+    assert filled.table("a").strays() == ["epoch=7/date=2024-02-29/copy.parquet"]
     merge(filled, "a")
-    assert len(filled.strays(["a"])) == 1, "replaced files are not strays"
+    assert len(filled.table("a").strays()) == 1, "replaced files are not strays"
 
 
 # --- disks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tests.model.naive_filter import Pairs, loads, matches
-from topics.lake.heal import RecordFilter
+from topics.lake.rewrite import matching
 from topics.model.filters import parse_filter
 from topics.model.records import TagMatch
 
@@ -19,7 +19,7 @@ def test_archived_records_match_as_in_a_naive_evaluator() -> None:
     batch = pa.record_batch([texts, pa.array(metas, pa.string()), pa.array(tags)], ["data", "meta", "tag"])
     for _ in range(30):
         text = pairs.filter()
-        kept = RecordFilter(match=TagMatch("Where", text)).of(batch)
+        kept = batch.filter(matching(batch, TagMatch("Where", text)))
         expected = [row for row in made if matches(loads(text.encode()), *row)]
         assert kept.column("data").to_pylist() == [row[0].decode() for row in expected], text
-    assert RecordFilter(match=parse_filter(["tag", "Eq", "t"])).of(batch).num_rows == tags.count("t")
+    assert batch.filter(matching(batch, parse_filter(["tag", "Eq", "t"]))).num_rows == tags.count("t")

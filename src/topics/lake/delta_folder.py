@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,7 +58,7 @@ class Actions(Struct, kw_only=True):
     adds: Sequence[Added] = ()
     removes: Sequence[str] = ()  # paths below the table
     is_change: bool = True  # False: the rows of the table stay the same
-    facts: Facts
+    facts: Facts = {}
     note: Mapping[str, Any] | None = None
     schema: pa.Schema | None = None
 
@@ -131,18 +132,18 @@ class DeltaFolder:
         self.table.alter.add_columns(Schema.from_arrow(pa.schema(fields)).fields, post_commithook_properties=BY_HAND)
         self._sync_version(self.version)
 
-    def commit(self, build: Callable[[], Actions]) -> None:
-        """Commit what `build` returns, and open the version with it.
+    def commit(self, actions: Actions, facts: Callable[[], Facts]) -> None:
+        """Commit the actions with these facts, and open the version with them.
 
-        `build` is called again for each newer version that another process has written. It calls `open`, and raises
+        `facts` is called again for each newer version that another process has written. It calls `open`, and raises
         `Conflict` if the change does not fit to that version; nothing is committed then.
         """
         while True:
-            actions = build()
+            actions.facts = facts()
             try:
                 self._sync_added(actions.adds)
             except LakeError:
-                build()  # raises `Conflict` if another run has removed a file because it can never be committed
+                facts()  # raises `Conflict` if another run has removed a file because it can never be committed
                 raise
             before = self.version
             try:
@@ -217,13 +218,10 @@ class DeltaFolder:
     def vacuum(self, retention_hours: int, *, dry_run: bool = False, full: bool = True) -> list[str]:
         """Remove and return files that no version younger than the retention needs; with `full`, also uncommitted."""
         assert self.table is not None
-        found = self.table.vacuum(
-            retention_hours=retention_hours, enforce_retention_duration=False, dry_run=True, full=full
-        )
+        remove = partial(self.table.vacuum, retention_hours, enforce_retention_duration=False, full=full)
+        found = remove(dry_run=True)
         if found and not dry_run:
-            self.table.vacuum(
-                retention_hours=retention_hours, enforce_retention_duration=False, dry_run=False, full=full
-            )
+            remove(dry_run=False)
         return [str(path) for path in found]
 
     def _sync_version(self, version: int) -> None:

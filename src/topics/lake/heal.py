@@ -15,7 +15,6 @@ records can no longer be distinguished.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from topics.lake import ArchivedEpoch, Gap, Lake
+from topics.lake.layout import UTC_TIMESTAMP
 from topics.lake.rewrite import matching
 from topics.model.records import TagMatch
 
@@ -31,28 +31,14 @@ Piece: TypeAlias = pa.RecordBatch | Gap
 OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, but not in this lake
 
 
-class RecordFilter(Struct, frozen=True, kw_only=True):
-    """The filter of a read request, applied to archived records as the server applies it to live ones."""
-
-    match: TagMatch | None = None
-    nodes: tuple[str, ...] = ()  # whose records are left out
-
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if self.match is not None:
-            batch = batch.filter(matching(batch, self.match))
-        if self.nodes:
-            theirs = pc.is_in(batch.column("node"), value_set=pa.array(self.nodes, pa.string()))
-            batch = batch.filter(pc.invert(theirs))
-        return batch
-
-
 class Healer(Struct, kw_only=True):
-    """Fills the gaps in one epoch of a topic from a lake."""
+    """Fills the gaps in one epoch of a topic from a lake. Filters archived records as the server filters live ones."""
 
     lake: Lake
     topic: str
     epoch: int
-    wanted: RecordFilter
+    match: TagMatch | None = None
+    nodes: tuple[str, ...] = ()  # whose records are left out
     trimmed_to: Callable[[], int] = lambda: 0  # asks the server for the last trimmed seq of this epoch
     planned: ArchivedEpoch | None = None  # an earlier state of the epoch
 
@@ -75,7 +61,7 @@ class Healer(Struct, kw_only=True):
             for piece in self.lake.history(archived, first=first, last=end):
                 if isinstance(piece, Gap):
                     yield piece
-                elif (kept := self.wanted.of(piece)).num_rows:
+                elif (kept := self._filtered(piece)).num_rows:
                     yield kept
         if end < last:
             yield Gap(max(first, end + 1), last, reason, 0)
@@ -91,6 +77,14 @@ class Healer(Struct, kw_only=True):
             trimmed_to = max(trimmed_to, self.trimmed_to())
         yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)
 
+    def _filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.match is not None:
+            batch = batch.filter(matching(batch, self.match))
+        if self.nodes:
+            theirs = pc.is_in(batch.column("node"), value_set=pa.array(self.nodes, pa.string()))
+            batch = batch.filter(pc.invert(theirs))
+        return batch
+
 
 def first_at(lake: Lake, archived: ArchivedEpoch, ts_ms: int) -> int:
     """Return the seq at which a read from a time on begins: right after the last archived record that is older.
@@ -101,7 +95,7 @@ def first_at(lake: Lake, archived: ArchivedEpoch, ts_ms: int) -> int:
     newer = next((file for file in archived.files if file.max_ts >= ts_ms), None)
     if newer is None or newer.min_ts >= ts_ms:
         return begin
-    bound = pa.scalar(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts_ms), pa.timestamp("us", tz="UTC"))
+    bound = pa.scalar(ts_ms * 1000, UTC_TIMESTAMP)
     for batch in lake.read(archived.topic, archived.epoch, first=newer.first, last=newer.last, columns=["seq", "ts"]):
         older = batch.filter(pc.less(batch.column("ts"), bound))
         if older.num_rows:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -114,9 +115,11 @@ class Lake:
                 )
             self.storage.write(MARKER, msgspec.json.encode({"format": "delta", "version": 1}))
 
-    def check_exists(self) -> None:
+    def existing(self) -> Lake:
+        """Return the lake. Raise `NoLake` if there is none."""
         if not self.exists():
             raise NoLake(f"{self.path} is not a lake: topics pipeline archive creates one")
+        return self
 
     def topics(self) -> list[str]:
         """Return the names of all topics in the lake, sorted."""
@@ -136,8 +139,7 @@ class Lake:
 
     def snapshot(self) -> Snapshot:
         """Return the newest state. Raise `NoLake` if there is no lake."""
-        self.check_exists()
-        return Snapshot(self)
+        return Snapshot(self.existing())
 
     def ledger(self, topics: Iterable[str] | None = None) -> pa.Table:
         """Return every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
@@ -148,21 +150,18 @@ class Lake:
             for archived in snapshot.epochs(topic)
             for gap in archived.gaps
         ]
-        columns = zip(*rows, strict=True) if rows else [[]] * len(GAP_SCHEMA)
-        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, GAP_SCHEMA, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=GAP_SCHEMA)
+        return pa.Table.from_pylist([dict(zip(GAP_SCHEMA.names, row, strict=True)) for row in rows], GAP_SCHEMA)
 
     # --- files
 
     def verify(self, file: File) -> None:
         """Read a file back. Raise `Damaged` if a page has a wrong checksum, or the rows are not those of the commit."""
-        last = 0
+        last, fits = 0, True
         for batch in rows_of(self.storage, file):
             seqs = batch.column("seq").to_numpy()
-            if seqs[0] <= last or np.any(np.diff(seqs) <= 0) or (not last and seqs[0] != file.first):
-                raise Damaged(f"{self.storage.uri(file.path)}: its rows do not match its commit")
+            fits &= bool(np.all(np.diff(seqs, prepend=last) > 0)) and (last > 0 or seqs[0] == file.first)
             last = int(seqs[-1])
-        if last != file.last:
+        if not fits or last != file.last:
             raise Damaged(f"{self.storage.uri(file.path)}: its rows do not match its commit")
 
     def has(self, topic: str, epoch: int, files: Iterable[File]) -> bool:
@@ -270,7 +269,8 @@ class Lake:
             for group in plan_merges(base.epoch(epoch), min_files=min_files):
                 work.append(Rewrite(topic=topic, epoch=epoch, files=tuple(group), typed=typed))
         done: Counter[Key] = Counter()
-        results = run(work, partial(rewrite, lake=self.path), result=Rewritten, weight=lambda one: one.size_bytes)
+        task, size_bytes = partial(rewrite, lake=self.path), attrgetter("size_bytes")
+        results: list[Rewritten] = run(work, task, result=Rewritten, weight=size_bytes)
         for one, result in zip(work, results, strict=True):
             key = (one.topic, one.epoch)
             if result.new is None:
@@ -285,10 +285,6 @@ class Lake:
                 continue
             done[key] += len(one.files)
         return done
-
-    def strays(self, topics: Iterable[str]) -> list[str]:
-        """Return the files, relative to the lake, in the folders of these topics that no version of a table has."""
-        return [path for topic in topics for path in self.table(topic).strays()]
 
 
 def _overlapping(files: Iterable[File]) -> Iterator[list[File]]:
@@ -328,9 +324,10 @@ class LakeErasure:
 
     def count(self) -> dict[str, list[int]]:
         """Return how many records to erase each file has, by topic. Files that have none are left out."""
-        results: dict[str, Rewritten] = {}
-        found = self._process(self.topics, results, dry_run=True)
-        return {topic: [results[_path(one)].removed for one in work] for topic, work in found.items()}
+        found = self._process(self.topics, dry_run=True)
+        counts = {topic: [self._written[_path(one)].removed for one in work] for topic, work in found.items()}
+        self._written.clear()
+        return counts
 
     def commit(self, *, note: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
         """Erase, with one commit per topic, and return how many records each replaced file has lost, by topic.
@@ -341,26 +338,30 @@ class LakeErasure:
         """
         done: dict[str, list[int]] = {}
         while left := [topic for topic in self.topics if topic not in done]:
-            found = self._process(left, self._written)
+            found = self._process(left)
             for topic in left:
                 if self._commit_topic(topic, found[topic], note):
                     done[topic] = [self._written.pop(_path(one)).removed for one in found[topic]]
         return done
 
-    def _process(
-        self, topics: Iterable[str], results: dict[str, Rewritten], *, dry_run: bool = False
-    ) -> dict[str, list[Rewrite]]:
-        """Let tasks rewrite the files that may have records to erase, unless `results` has them already.
+    def _process(self, topics: Iterable[str], *, dry_run: bool = False) -> dict[str, list[Rewrite]]:
+        """Let tasks rewrite the files that may have records to erase, unless they have done so.
 
-        Return the files that have some, as of the newest version of each table.
+        Return the files that have some, as of the newest version of each table. Raise `Damaged` if one is damaged.
         """
+        task, done = partial(rewrite, lake=self._lake.path, dry_run=dry_run), self._written
         while True:
             self._bases |= {topic: self._lake.table(topic).state() for topic in topics}
             found = {topic: list(self._candidates(topic)) for topic in topics}
-            work = [one for every in found.values() for one in every if _path(one) not in results]
-            results |= self._tasks(work, dry_run=dry_run)
-            if all(_path(one) in results for one in work):  # else a file was replaced meanwhile
-                return {topic: [one for one in work if results[_path(one)].removed] for topic, work in found.items()}
+            work = [one for every in found.values() for one in every if _path(one) not in done]
+            results: list[Rewritten] = self._run(work, task, result=Rewritten, weight=attrgetter("size_bytes"))
+            done |= {_path(one): result for one, result in zip(work, results, strict=True) if result.damage is None}
+            for one, result in zip(work, results, strict=True):
+                if result.damage is not None and self._lake.has(one.topic, one.epoch, one.files):
+                    self._discard(done.values())
+                    raise Damaged(result.damage)
+            if all(_path(one) in done for one in work):  # else a file was replaced meanwhile
+                return {topic: [one for one in work if done[_path(one)].removed] for topic, work in found.items()}
 
     def _candidates(self, topic: str) -> Iterator[Rewrite]:
         """Yield the files whose statistics do not exclude that they have records to erase."""
@@ -370,17 +371,6 @@ class LakeErasure:
             for file in archived.files:
                 if (part := erasure.within(file)) is not None:
                     yield Rewrite(topic=topic, epoch=epoch, files=(file,), typed=typed, erasure=part)
-
-    def _tasks(self, work: list[Rewrite], *, dry_run: bool) -> dict[str, Rewritten]:
-        """Return the results by path, without files that were replaced meanwhile. Raise `Damaged` for other damage."""
-        task = partial(rewrite, lake=self._lake.path, dry_run=dry_run)
-        results = self._run(work, task, result=Rewritten, weight=lambda one: one.size_bytes)
-        found = {_path(one): result for one, result in zip(work, results, strict=True) if result.damage is None}
-        for one, result in zip(work, results, strict=True):
-            if result.damage is not None and self._lake.has(one.topic, one.epoch, one.files):
-                self._discard([*self._written.values(), *found.values()])
-                raise Damaged(result.damage)
-        return found
 
     def _commit_topic(self, topic: str, work: list[Rewrite], note: Mapping[str, Any] | None) -> bool:
         """Return False if another process has changed the table meanwhile."""

@@ -108,13 +108,14 @@ class OutputTable:
             changed = {name: value for name, value in position.items() if self.known.get(name) != value}
             set_facts = {f"{self._prefix}{name}": value for name, value in changed.items()} | dict(facts or {})
 
-            def build() -> Actions:
+            def check() -> Facts:
                 self._delta.open()
                 if self._position() != self.known:
                     raise Moved(f"another run is writing to {self.uri}")
-                return self._actions(adds, removes, set_facts, schema=schema, note=note)
+                self._check_there(removes)
+                return set_facts
 
-            self._delta.commit(build)
+            self._delta.commit(Actions(adds=_added(adds), removes=removes, note=note, schema=schema), check)
             self.known = self._position()
             if self._delta.checkpoints > self._vacuumed:
                 self._vacuumed = self._delta.checkpoints
@@ -135,31 +136,27 @@ class OutputTable:
             if sum(file.rows for file in merged) != sum(file.rows for file in small):
                 raise Damaged(f"{self.uri}: the merged files do not have all of the rows")
 
-            def build() -> Actions:
+            removes = [file.path for file in small]
+
+            def check() -> Facts:
                 self._delta.open()
-                return self._actions(merged, [file.path for file in small], {}, is_change=False)
+                self._check_there(removes)
+                return {}
 
             try:
-                self._delta.commit(build)
+                self._delta.commit(Actions(adds=_added(merged), removes=removes, is_change=False), check)
             except Conflict:  # another program has merged them
                 for new in merged:
                     self.storage.remove(new.path)
                 return 0
         return len(small)
 
-    def _actions(
-        self,
-        adds: Sequence[RowsFile],
-        removes: Sequence[str],
-        facts: Facts,
-        *,
-        is_change: bool = True,
-        schema: pa.Schema | None = None,
-        note: Mapping[str, Any] | None = None,
-    ) -> Actions:
-        """Return the actions of a commit. Raise `Conflict` if a file to remove is not there any more."""
+    def _check_there(self, removes: Sequence[str]) -> None:
+        """Raise `Conflict` if a file to remove is not there any more."""
         missing = set(removes) - set(self._delta.files().column("path").to_pylist())
         if missing:
             raise Conflict(f"{self.uri}: {min(missing)} was replaced meanwhile")
-        added = [Added(file.path, file.bytes, file.stats, {}) for file in adds]
-        return Actions(adds=added, removes=removes, is_change=is_change, facts=facts, note=note, schema=schema)
+
+
+def _added(files: Sequence[RowsFile]) -> list[Added]:
+    return [Added(file.path, file.bytes, file.stats, {}) for file in files]

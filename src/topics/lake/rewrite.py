@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,25 +31,11 @@ MERGE_BYTES = 64 << 20  # largest merged file; a file of half this size is not m
 
 LAST = (1 << 63) - 1
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+Run = Callable[..., list[Any]]  # runs tasks, perhaps on other machines: as `here`, with the results in the same order
 
 
-class Run(Protocol):
-    """Runs `task(item)` for each item, perhaps on other machines. Returns the results in the order of the items."""
-
-    def __call__(
-        self,
-        items: Sequence[Item],
-        task: Callable[[Item], Result],
-        *,
-        result: type[Result],
-        weight: Callable[[Item], int],
-    ) -> list[Result]: ...
-
-
-def here(items: Sequence[Item], task: Callable[[Item], Result], **more: Any) -> list[Result]:
-    """Run tasks one by one, in this thread."""
+def here(items: Sequence[Any], task: Callable[[Any], Any], *, result: type, weight: Callable[[Any], int]) -> list[Any]:
+    """Run `task(item)` for each item, one by one, in this thread. A weight is a size in bytes."""
     return [task(item) for item in items]
 
 

@@ -221,14 +221,14 @@ class TopicTable:
                 removes += [file.path.removeprefix(above) for file in change.removes]
             is_change = any(change.op != "merge" for change in changes)
 
-            def build() -> Actions:
+            def check() -> Facts:
                 newest, set_facts = self.state(), dict[str, int]()
                 for change in changes:
                     _check(newest, base, change)
                     set_facts.update(facts_of(change, newest))
-                return Actions(adds=adds, removes=removes, is_change=is_change, facts=set_facts, note=note)
+                return set_facts
 
-            self._delta.commit(build)
+            self._delta.commit(Actions(adds=adds, removes=removes, is_change=is_change, note=note), check)
             return self._opened_state()
 
 

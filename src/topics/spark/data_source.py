@@ -89,14 +89,6 @@ QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
 BATCH_ID = "streaming.sql.batchId"
 
 
-class NotAppend(ValueError):
-    """The write mode would have to remove records from a log."""
-
-
-class ShortWindow(ValueError):
-    """The idempotency window of the topic is shorter than the query needs."""
-
-
 class TaskWrites(WriterCommitMessage):
     """What a task wrote, as Spark takes it."""
 
@@ -110,7 +102,7 @@ class _Writer:
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise NotAppend(self.not_append)
+            raise BadOption(self.not_append)
         self._options = options
         self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
         check_window(options)
@@ -164,13 +156,13 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
 
 
 def check_window(options: WriteOptions) -> None:
-    """Raise `ShortWindow` if idempotencyWindowMs is set and the existing topic has a shorter window."""
+    """Raise `BadOption` if idempotencyWindowMs is set and the existing topic has a shorter window."""
     if options.window_ms is None or options.topic is None:
         return
     with client_for(options.connection) as client:
         state = state_of(client, options.topic)
     if state is not None and state.config.idempotency_window_ms < options.window_ms:
-        raise ShortWindow(
+        raise BadOption(
             f"topic {options.topic} has an idempotency window of {state.config.idempotency_window_ms} ms, less than "
             f"idempotencyWindowMs={options.window_ms}; raise it with "
             f'PUT /v0/topics/{options.topic} {{"idempotency_window_ms": {options.window_ms}}}'

@@ -312,6 +312,15 @@ def offset_option(topic: str, seq: int) -> str:
     return msgspec.json.encode({topic: seq}).decode()
 
 
+def range_options(ranges: Mapping[str, tuple[int, int]], *, fail_on_data_loss: bool = False) -> dict[str, str]:
+    """Return the options that read the seqs [start, stop) of each topic."""
+    starts, stops = (msgspec.json.encode({topic: pair[at] for topic, pair in ranges.items()}).decode() for at in (0, 1))
+    return {
+        "subscribe": ",".join(ranges), "failOnDataLoss": str(fail_on_data_loss).lower(),
+        "startingOffsets": starts, "endingOffsets": stops,
+    }  # fmt: skip
+
+
 def _offset(value: Any, wrong: BadOption) -> Offset | EpochSeq:
     if isinstance(value, dict) and set(value) == EPOCH_SEQ:
         epoch, seq = value["epoch"], _offset(value["seq"], wrong)

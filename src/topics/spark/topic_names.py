@@ -50,13 +50,6 @@ def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: La
     return BadUsage(text, next=_there_is(clients[0], like, lake))
 
 
-def existing_lake(path: str) -> Lake:
-    """Return the lake. Raise `NoLake` if there is none; checked before Spark starts, for a clear message."""
-    lake = Lake(path)
-    lake.check_exists()
-    return lake
-
-
 def _there_is(client: Client, like: str, lake: Lake | None) -> str:
     try:
         live = [row.topic for row in islice(client.topics(), LISTED)]

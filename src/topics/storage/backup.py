@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -172,7 +171,7 @@ class _Copier:
         self.done = Copied(snapshot=0)
         self._progress = progress
         self._pause = pause
-        self._restored_ms = restored_ms
+        self._restored = {} if restored_ms is None else {snap.RESTORED: restored_ms}
         self._moved = self._total = 0
         self._read_bytes = 0
         self._fresh: set[str] = set()  # segments that any try of this run has copied
@@ -240,12 +239,9 @@ class _Copier:
                 self.target.publish(self.target.tails_path(tails_number))
         since = snapshot.wal_number
         if since:
-            snapshot.boot_id = snap.COPIED_BOOT_ID
-            snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(since))
+            snap.mark_copy(snapshot, ledger=since, **self._restored)
             if copied_log.ledger and since not in self.target.ledger_numbers():
                 self._publish(self.target.ledger_path(since), ledger.copied(self.source, since, [], {}))
-            if self._restored_ms is not None:
-                snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
                 for ref in topic.segments:
                     ref.cold = False

@@ -141,6 +141,13 @@ class KeyLists(Struct, gc=False):
         return _encoder.encode(rows)[len(_array_of(len(rows))) :]
 
 
+def mark_copy(snapshot: Snapshot, *, ledger: int, **since_ms: int) -> None:
+    """Mark the snapshot of a copy, whose ledger has this number: with the time of `restored` or of `failover`."""
+    snapshot.boot_id = COPIED_BOOT_ID
+    for name, value in {LEDGER: ledger, **since_ms}.items():
+        snapshot.extra[name] = msgspec.Raw(_encoder.encode(value))
+
+
 def empty() -> Snapshot:
     """Return what stands for the snapshot of a directory without snapshots. It is the only one with number 0."""
     return Snapshot(wal_number=0, boot_id="", clean=False, next_topic_id=0, last_epoch=0, topics=[])

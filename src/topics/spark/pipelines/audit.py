@@ -29,7 +29,8 @@ from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicRepor
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
 from topics.spark.source.read import LostRange, read_span, without_gaps
-from topics.spark.topic_names import existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import no_topic, unknown_topic
+from topics.storage.segments.columns import runs
 
 ATTEMPTS = 5  # audits until one runs without a change of the lake
 STRETCH_SEQS = 100_000
@@ -95,7 +96,7 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
     if options.get("dry_run"):
         raise BadUsage("an audit changes nothing: run it without --dry-run")
     with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
-        opened = existing_lake(lake)
+        opened = Lake(lake).existing()
         for _ in range(ATTEMPTS):
             snapshot = opened.snapshot()
             accounts = _accounts(client, opened, snapshot, topics)
@@ -107,7 +108,7 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
                 f"the lake {opened.path} changed {ATTEMPTS} times during the audit",
                 next="run the audit again, or stop pipelines that merge or erase until it is done",
             )
-        strays = opened.strays(sorted({account.topic for account in accounts}))
+        strays = [path for topic in sorted({one.topic for one in accounts}) for path in opened.table(topic).strays()]
         _fill(job.report, url, accounts, strays)
         if strays:
             job.warn(
@@ -339,12 +340,8 @@ def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.
     _put(marks, stretch, [pair for low, high in lost for pair in _within(stretch.uncovered, low, high)], LOST)
     if stretch.connection is None:
         _put(marks, stretch, stretch.uncovered, UNEXPLAINED)
-    _put(
-        marks,
-        stretch,
-        _within(stretch.uncovered, 1, max(stretch.archived.trimmed_to, stretch.reported_to)),
-        UNEXPLAINED,
-    )
+    archived_to = max(stretch.archived.trimmed_to, stretch.reported_to)
+    _put(marks, stretch, _within(stretch.uncovered, 1, archived_to), UNEXPLAINED)
     _put(marks, stretch, stretch.damaged, UNEXPLAINED)
     _put(marks, stretch, [(gap.first, gap.last) for gap in stretch.archived.gaps], GAP)
     marks[archived.column("seq").to_numpy() - stretch.first] = ARCHIVED
@@ -428,5 +425,4 @@ def _within(given: Sequence[Range], first: int, last: int) -> list[Range]:
 
 
 def ranges(hit: npt.NDArray[np.bool_], first: int) -> list[Range]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
-    return [(first + int(low), first + int(high) - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+    return [(first + low, first + high) for low, high in runs(np.flatnonzero(hit))]

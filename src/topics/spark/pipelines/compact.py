@@ -21,6 +21,7 @@ from msgspec import Struct, field, structs
 from topics.arrow import cells
 from topics.errors import Code, TopicsError
 from topics.lake.files import RowsFile, RowsWriter, read_rows
+from topics.lake.layout import SCHEMA
 from topics.lake.output import OutputTable
 from topics.lake.storage import Storage
 from topics.spark.failures import BadUsage, allowed
@@ -56,18 +57,7 @@ if TYPE_CHECKING:
 KEY = "_topics_compact"  # key in the meta of a record
 JSON_SPACES = " \t\r\n"
 
-COLUMNS = pa.schema(
-    [
-        pa.field("key", pa.string()),
-        pa.field("epoch", pa.int64()),
-        pa.field("seq", pa.int64()),
-        pa.field("ts", pa.timestamp("us", tz="UTC")),
-        pa.field("node", pa.string()),
-        pa.field("tag", pa.string()),
-        pa.field("meta", pa.string()),
-        pa.field("data", pa.string()),
-    ]
-)
+COLUMNS = pa.schema([pa.field("key", pa.string()), *SCHEMA])
 
 
 class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
@@ -183,21 +173,6 @@ class WriteLatestTopic(Struct, kw_only=True):
         for seq, epoch, node, tag, key, meta, data in zip(*plain, *texts, strict=True):
             known = {"topic": self.source, "epoch": epoch, "seq": seq, "tag": tag}
             yield OutgoingRow(seq, seq, record_of(data, node, key, stamped(meta, KEY, known)))
-
-
-class DeleteSeqs(Struct):
-    """Deletes the records of a topic with the seqs of the rows."""
-
-    connection: ConnectionOptions
-    topic: str
-    epoch: int
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Sent()
-        with client_for(self.connection) as client:
-            for batch in batches:
-                outcome.records += delete_seqs(client, self.topic, batch.column(0).to_pylist(), epoch=self.epoch)
-        yield rounds.answered(outcome)
 
 
 # --- the pipeline
@@ -330,8 +305,14 @@ class Compaction(rounds.Rounds[CompactPosition]):
             older = records.where("kind = 'record'").selectExpr("tag AS key", "seq").join(written, "key")
             older = older.groupBy("key", "is_removed").agg(F.array_sort(F.collect_list("seq")).alias("seqs"))
             seqs = "IF(is_removed, seqs, slice(seqs, 1, size(seqs) - 1))"
-            task = DeleteSeqs(self._job.connection(self._client.url), self.name, state.epoch)
-            rounds.run_tasks(older.selectExpr(f"explode({seqs}) AS seq"), task, Sent)
+            connection, topic, epoch = self._job.connection(self._client.url), self.name, state.epoch
+
+            def delete(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                with client_for(connection) as client:
+                    found = [delete_seqs(client, topic, one.column(0).to_pylist(), epoch=epoch) for one in batches]
+                yield rounds.answered(Sent(records=sum(found)))
+
+            rounds.run_tasks(older.selectExpr(f"explode({seqs}) AS seq"), delete, Sent)
             return
         for row in written.collect():
             found = self._client.scan(self.name, epoch=state.epoch, filter=["tag", "Eq", row.key])

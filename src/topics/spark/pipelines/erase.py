@@ -40,7 +40,7 @@ from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
 from topics.spark.source.read import read_span, without_gaps
-from topics.spark.topic_names import Selection, existing_lake, no_topic, unknown_topic
+from topics.spark.topic_names import Selection, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
 ROUTER_PATIENCE_S = 30.0
@@ -92,7 +92,7 @@ def erase(
     wanted = parse(match)
     with PipelineJob("erase", servers=[url], **options) as job, job.client(url) as client:
         job.report.figures |= {"match": match, "topics": 0, "copies": 0, "lake": 0, "lake_files": 0}
-        _Erasure(job, client, url, wanted, None if lake is None else existing_lake(lake)).run(topics, prefix)
+        _Erasure(job, client, url, wanted, None if lake is None else Lake(lake).existing()).run(topics, prefix)
     return job.report
 
 

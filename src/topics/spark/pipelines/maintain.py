@@ -14,8 +14,8 @@ from topics.lake import Lake, plan_merges
 from topics.lake.table import KEPT_HOURS
 from topics.plurals import counted
 from topics.spark.pipelines.run.job import BadUsage, JobOptions, PipelineJob
-from topics.spark.pipelines.run.report import RunReport, TopicReport
-from topics.spark.topic_names import existing_lake, missing_in
+from topics.spark.pipelines.run.report import RunReport
+from topics.spark.topic_names import missing_in
 
 MERGE_FILES = 2
 
@@ -38,7 +38,7 @@ def maintain(
     if merge_files < 2:
         raise BadUsage("merge_files: 2 or more; a single file cannot be merged")
     with PipelineJob("maintain", **options) as job:
-        opened = existing_lake(lake)
+        opened = Lake(lake).existing()
         names = opened.topics()
         for topic in topics:
             if topic not in names:
@@ -53,27 +53,19 @@ def maintain(
             merged = opened.merge([(one.topic, one.epoch) for one in epochs], min_files=merge_files, run=job.run)
         for number, topic in enumerate(chosen, start=1):
             job.step(f"{'looking at' if job.dry_run else 'maintaining'} {topic}")
-            row = job.report.topic(topic, into=opened.path)
             count = sum(count for key, count in merged.items() if key[0] == topic)
-            _maintain_topic(job, opened, row, merged=count, retention_hours=retention_hours)
+            removed = opened.table(topic).vacuum(retention_hours=retention_hours, dry_run=job.dry_run)
+            files = [file for archived in opened.table(topic).state().epochs.values() for file in archived.files]
+            row = job.report.topic(topic, into=opened.path)
+            row.size_bytes = sum(file.bytes for file in files)
+            row.figures = {
+                "merged": count, "removed_files": len(removed), "removed_bytes": sum(removed), "files": len(files),
+            }  # fmt: skip
+            if job.dry_run:
+                old, size = counted(len(removed), "file"), counted(sum(removed), "byte")
+                row.would.append(f"merge {counted(count, 'file')}, and remove {old}, {size}")
             job.progress.show(number, len(chosen), unit="topics")
         job.report.looked_at = len(job.report.topics)
         for name in ("merged", "removed_files", "removed_bytes"):
             job.report.figures[name] = sum(row.figures[name] for row in job.report.topics)
     return job.report
-
-
-def _maintain_topic(job: PipelineJob, lake: Lake, row: TopicReport, *, merged: int, retention_hours: int) -> None:
-    removed = lake.table(row.topic).vacuum(retention_hours=retention_hours, dry_run=job.dry_run)
-    left = lake.table(row.topic).state().epochs.values()
-    row.figures = {
-        "merged": merged,
-        "removed_files": len(removed),
-        "removed_bytes": sum(removed),
-        "files": sum(len(archived.files) for archived in left),
-    }
-    row.records = 0
-    row.size_bytes = sum(file.bytes for archived in left for file in archived.files)
-    if job.dry_run:
-        files, size = counted(len(removed), "file"), counted(sum(removed), "byte")
-        row.would.append(f"merge {counted(merged, 'file')}, and remove {files}, {size}")

@@ -18,6 +18,7 @@ from msgspec import structs
 from topics.client import Client
 from topics.client.request import Record, Summary
 from topics.errors import Code, TopicsError
+from topics.lake import Lake
 from topics.lake.storage import real_location
 from topics.model.topic import TopicConfig
 from topics.spark.failures import allowed
@@ -29,7 +30,7 @@ from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, P
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.trimmed import trimmed
-from topics.spark.topic_names import Selection, existing_lake
+from topics.spark.topic_names import Selection
 
 STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
@@ -79,7 +80,7 @@ def mirror(
         PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
         ExitStack() as open_clients,
     ):
-        lake = None if lake is None else real_location(existing_lake(lake).path)
+        lake = None if lake is None else real_location(Lake(lake).existing().path)
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         sources = [one, other] if both_ways else [one]
@@ -120,12 +121,12 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
         steps = 0
         while not job.stopping.is_set() and _step(job, links):
             steps += 1
+            if job.dry_run:  # it saves nothing that a second step could build on
+                break
         return steps > 0
 
     if job.dry_run:
-        for link in links:
-            link.aim()
-        _step(job, links)
+        catch_up()
         return
     job.sums_lags = True
     job.step("copying")
@@ -297,10 +298,13 @@ class Link:
     def _is_held(self, row: Summary, at: MirrorPosition) -> bool:
         """Return whether the next seqs are only in a lake that is not given: to continue would lose them for good."""
         found, lake = trimmed(self.source, row.topic, epoch=row.epoch, start=at.done + 1), self.pattern.lake
-        if found is None or (lake is not None and found.is_in(lake, row.topic, row.epoch)):
+        if found is None:
+            return False
+        (first, last), archived = found, None if lake is None else Lake(lake).snapshot().archived(row.topic, row.epoch)
+        if archived is not None and archived.archived_to >= last:
             return False
         held = lake is not None or self.pattern.heeds_trims
-        where = f"topic {row.topic} in {self.source.url}: {found} were removed"
+        where = f"topic {row.topic} in {self.source.url}: seqs {first} to {last} were removed"
         if row.topic in self._warned_trimmed:
             pass
         elif not held:
@@ -317,8 +321,8 @@ class Link:
         if held:
             report = self._row(row.topic)
             report.epoch = row.epoch
-            report.from_seq, report.to_seq = report.from_seq or found.first, report.to_seq or found.last
-            report.figures["held_at"] = found.first
+            report.from_seq, report.to_seq = report.from_seq or first, report.to_seq or last
+            report.figures["held_at"] = first
         return held
 
     def _row(self, topic: str) -> TopicReport:

@@ -27,7 +27,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from topics.client import Client
 from topics.lake.storage import real_location
 from topics.spark.failures import explain
-from topics.spark.options import offset_option, read_options
+from topics.spark.options import offset_option, range_options, read_options
 from topics.spark.pipelines.rounds import answered, run_tasks
 from topics.spark.pipelines.run import delivery, positions
 from topics.spark.pipelines.run.delivery import CopyPosition, CopyTask, DeliveryResult, Fields, OutgoingRow
@@ -100,16 +100,10 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
 
     def options(self, job: PipelineJob) -> dict[str, str]:
         """Return the source as options of `format("topics")`."""
-        found: dict[str, str] = {} if self.source_url is None else job.reading(self.source_url)
-        if self.lake is not None:
-            found["lake"] = self.lake
-            if self.source_url is None:
-                found["lakeOnly"] = "true"
-        if self.path is not None:
-            found["path"] = self.path
-        if self.tag is not None:
-            found["tag"] = self.tag
-        return found
+        lake_only = "true" if self.lake is not None and self.source_url is None else None
+        found = {"lake": self.lake, "lakeOnly": lake_only, "path": self.path, "tag": self.tag}
+        server = {} if self.source_url is None else job.reading(self.source_url)
+        return server | {name: value for name, value in found.items() if value is not None}
 
 
 def replay(
@@ -267,12 +261,8 @@ class _ReplayRun:
     def _through(self, sender: Sender, *, allow_gaps: bool) -> DeliveryResult:
         """Give the rows of the plan to the task, in order, on Spark or in this process."""
         task = partial(sender, is_dry=self._job.dry_run)
-        given = self._wanted.options(self._job) | {
-            "subscribe": sender.topic,
-            "startingOffsets": offset_option(sender.topic, sender.start),
-            "endingOffsets": offset_option(sender.topic, sender.stop),
-            "failOnDataLoss": str(not allow_gaps).lower(),
-        }
+        wanted = range_options({sender.topic: (sender.start, sender.stop)}, fail_on_data_loss=not allow_gaps)
+        given = self._wanted.options(self._job) | wanted
         try:
             if self._tasks.spark is None:
                 options = read_options(given)

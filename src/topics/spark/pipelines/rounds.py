@@ -22,13 +22,13 @@ from msgspec import Struct, structs
 from topics.client import Client
 from topics.client.request import State
 from topics.clock import SystemClock
-from topics.lake import Conflict, Gap
+from topics.lake import Conflict, Gap, Lake
 from topics.lake.errors import Moved, NoLake, NoTable
 from topics.lake.files import RowsFile
 from topics.lake.output import KEPT_HOURS, OutputTable
 from topics.lake.table import fact_of_gap
 from topics.spark.failures import BadUsage, Failed
-from topics.spark.options import offset_option
+from topics.spark.options import range_options
 from topics.spark.pipelines.run.delivery import target_of
 from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.positions import Positions
@@ -36,7 +36,7 @@ from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.pipelines.run.trimmed import trimmed
 from topics.spark.sink.chunks import Sent, framed
 from topics.spark.source.catalog import state_of
-from topics.spark.topic_names import existing_lake, unknown_topic
+from topics.spark.topic_names import unknown_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,7 +67,7 @@ class SourceTopic:
 
     def __init__(self, job: PipelineJob, client: Client, topic: str, *, lake: str | None = None) -> None:
         self.topic, self.job, self.client = topic, job, client
-        self._lake = None if lake is None else existing_lake(lake).path
+        self._lake = None if lake is None else Lake(lake).existing().path
 
     def state(self) -> State:
         state = state_of(self.client, self.topic)
@@ -77,13 +77,9 @@ class SourceTopic:
 
     def load(self, start: int, stop: int) -> DataFrame:
         """Return the rows of the seqs [start, stop). A lost range is a row of kind gap."""
-        options = self.job.reading(self.client.url) | {
-            "subscribe": self.topic,
-            "failOnDataLoss": "false",
-            "startingOffsets": offset_option(self.topic, start),
-            "endingOffsets": offset_option(self.topic, stop),
-            **({} if self._lake is None else {"lake": self._lake}),
-        }
+        options = self.job.reading(self.client.url) | range_options({self.topic: (start, stop)})
+        if self._lake is not None:
+            options["lake"] = self._lake
         self.job.tasks(spark_only=f"{self.job.report.pipeline} needs Spark SQL")
         return self.job.spark.read.format("topics").options(**options).load()
 
@@ -92,8 +88,8 @@ class SourceTopic:
         found = None if self._lake is not None else trimmed(self.client, self.topic, epoch=epoch, start=start)
         if found is not None:
             self.job.warn(
-                f"topic {self.topic}: {found} were trimmed after they were archived, and are left out; "
-                "--lake DIR reads them from the lake"
+                f"topic {self.topic}: seqs {found[0]} to {found[1]} were trimmed after they were archived, and are "
+                "left out; --lake DIR reads them from the lake"
             )
 
     def check_same(self, epoch: int) -> None:

@@ -84,12 +84,6 @@ def advance(
     return begin, end
 
 
-def is_readable(at: StreamPositions, extent: TopicExtent) -> bool:
-    """Return whether the archive of a deleted topic reaches the position of the stream, or has a later epoch."""
-    known = at.get(extent.topic)
-    return known is None or (known.epoch, known.seq) <= (extent.epoch, extent.end)
-
-
 def is_recreated(begin: StreamPosition, end: StreamPosition) -> bool:
     return end.epoch != begin.epoch or end.seq < begin.seq
 

@@ -21,7 +21,7 @@ from topics.engine.read.read import Query, Tombstone
 from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
-from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
+from topics.lake.heal import OTHER_LAKE, Healer
 from topics.spark.options import ReadOptions
 from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.layout import Batches, Layout
@@ -120,14 +120,10 @@ def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterat
     elif options.lake is None:
         yield from _from_server(span, options)
     elif options.lake_only:
-        wanted = RecordFilter(match=options.match, nodes=options.nodes)
-        healer = Healer(
-            lake=Lake(options.lake), topic=span.topic, epoch=span.epoch, wanted=wanted, planned=span.archived
-        )
-        yield from healer.lost(span.start, span.stop - 1, UNARCHIVED)
+        yield from _healer(span, options).lost(span.start, span.stop - 1, UNARCHIVED)
         yield span.stop
     else:
-        yield from _healed(span, options, Lake(options.lake))
+        yield from _healed(span, options)
 
 
 DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query was planned
@@ -165,7 +161,15 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
     yield span.stop
 
 
-def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
+def _healer(span: Span, options: ReadOptions) -> Healer:
+    assert options.lake is not None
+    return Healer(
+        lake=Lake(options.lake), topic=span.topic, epoch=span.epoch, match=options.match, nodes=options.nodes,
+        planned=span.archived,
+    )  # fmt: skip
+
+
+def _healed(span: Span, options: ReadOptions) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
 
     def state(epoch: int | None = None) -> State | None:
@@ -176,13 +180,11 @@ def _healed(span: Span, options: ReadOptions, lake: Lake) -> Iterator[Piece]:
         now = state(span.epoch)
         return 0 if now is None else now.trimmed_seq or 0
 
-    nodes = options.nodes  # the server filters records of these nodes out, unless the topic does not want that
-    if nodes and (now := state()) is not None and not now.config.dedupe_node:
-        nodes = ()
-    wanted = RecordFilter(match=options.match, nodes=nodes)
-    healer = Healer(
-        lake=lake, topic=span.topic, epoch=span.epoch, wanted=wanted, trimmed_to=trimmed_to, planned=span.archived
-    )
+    healer = _healer(span, options)
+    healer.trimmed_to = trimmed_to
+    # The server filters records of these nodes out, unless the topic does not want that.
+    if healer.nodes and (now := state()) is not None and not now.config.dedupe_node:
+        healer.nodes = ()
     at = span.start
     if at <= span.only_lake_to:
         last = min(span.only_lake_to, span.stop - 1)

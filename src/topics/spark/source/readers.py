@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from topics.engine.offline.directory import Excerpt
-from topics.spark.options import BadOption, ReadOptions
+from topics.spark.options import BadOption, EpochSeq, ReadOptions
 from topics.spark.source import offsets, plan
 from topics.spark.source.catalog import Catalog, ServerCatalog, TopicsWatch, catalog_of
 from topics.spark.source.filters import Narrowing, narrowing, with_fields
@@ -239,8 +239,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             there[key] = extent
             if extent.only_archived:
                 end = self._ends.get(key)
-                if not offsets.is_readable(at, extent):
-                    del there[key]
+                if key in at and at[key] > (extent.epoch, extent.end):
+                    del there[key]  # the archive of the deleted topic does not reach the position of the stream
                 elif end is not None and end.epoch == extent.epoch and end.seq > extent.end:
                     there[key] = structs.replace(extent, head=end.seq - 1)  # the last known head of the deleted topic
         self._check_deleted(at, set(there))
@@ -301,15 +301,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _deleted_starts(self) -> StreamPositions:
         """Return the starts that name an epoch. If their topic does not exist, its deletion must be reported."""
-        found: StreamPositions = {}
-        if (starting := self.options.starting) is None:
-            return found
-        for topic in starting.by_topic:
-            if (epoch := starting.epoch_of(topic)) is not None:
-                seq = starting.of(topic)
-                assert isinstance(seq, int)
-                found[topic] = offsets.StreamPosition(epoch, seq)
-        return found
+        given = {} if self.options.starting is None else self.options.starting.by_topic
+        return {topic: offsets.StreamPosition(*at) for topic, at in given.items() if isinstance(at, EpochSeq)}
 
     def _first_seq_of_new(self, extent: TopicExtent) -> int:
         """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""

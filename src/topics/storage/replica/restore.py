@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 
-import msgspec
 from msgspec import Struct
 
 from topics.storage import snapshot as snap
@@ -162,11 +161,9 @@ class _Restore:
         """Return the snapshot with what a start has to know about its origin."""
         number = self._state.checkpoint.snapshot
         snapshot = snap.decode(data, path=self._dir.snapshot_path(number), number=number)
-        snapshot.boot_id = snap.COPIED_BOOT_ID
         snapshot.clean = self._state.checkpoint.clean
-        snapshot.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(number))
         mark, value = (snap.FAILOVER, self._state.last.at_ms) if restored_ms is None else (snap.RESTORED, restored_ms)
-        snapshot.extra[mark] = msgspec.Raw(msgspec.msgpack.encode(value))
+        snap.mark_copy(snapshot, ledger=number, **{mark: value})
         return snap.encode(snapshot)
 
     def _write(self, path: str, data: bytes) -> None:

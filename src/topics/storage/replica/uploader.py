@@ -84,7 +84,6 @@ class Uploader:
         self.on_checkpoint: Callable[[], None] = lambda: None  # called when a checkpoint is complete in the bucket
         self._copy_failure = ""
         self.objects_total = self.bytes_total = self.failures_total = 0
-        self.last_upload_ms = 0  # by the wall clock
 
     @property
     def failure(self) -> str:
@@ -189,7 +188,6 @@ class Uploader:
         elif not failed:
             self.objects_total += 1
             self.bytes_total += len(upload.data)
-            self.last_upload_ms = self._clock.now_ms()
             if upload.head.kind == "checkpoint" and upload.plan is not None:
                 self._installed(upload.plan, upload.head.number)
         if not failed:

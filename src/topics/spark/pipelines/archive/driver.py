@@ -11,20 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
-import msgspec
 import xxhash
 from msgspec import Struct
 
 from topics.client import Client
 from topics.lake import BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
 from topics.plurals import counted
+from topics.spark.options import ReadOptions, range_options
 from topics.spark.pipelines.archive import state
 from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.rounds import with_value
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks, in_threads
-from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog, state_of
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.sql import kinds
@@ -38,8 +37,6 @@ MERGE_FILES = 8  # least number of small neighbouring files that are merged into
 EVERY_S = 5.0
 
 ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a kill loses at most one commit
-PART_BYTES = 256 << 20  # most bytes of one task
-SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
 
 
 def archive(
@@ -198,7 +195,7 @@ class _ArchiveRun(ArchiveState):
             worked = True
             if self._tasks is None:  # Spark is not started if there is nothing to archive
                 self._tasks = self.job.tasks()
-            size_bytes = self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * PART_BYTES)
+            size_bytes = self.round_bytes or max(ROUND_BYTES, 2 * self._tasks.parallelism * state.PART_BYTES)
             spans = state.first_bytes(left, extents, float(size_bytes))
             names = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
             seqs = counted(sum(span.stop - span.start for span in spans), "seq")
@@ -265,31 +262,12 @@ class _ArchiveRun(ArchiveState):
 
     def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Change]:
         assert self._tasks is not None, "chosen with the first spans"
-        extent_of = {extent.topic: extent for extent in extents}
         self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
-
-        def bytes_per_seq(span: Span) -> float:
-            extent = extent_of[span.topic]
-            return 0.0 if span.stop <= extent.earliest else max(extent.bytes_per_seq, 1.0)
-
-        def bytes_of(span: Span) -> float:
-            return (span.stop - span.start) * bytes_per_seq(span)
-
-        parts = plan.cut(
-            spans,
-            bytes_per_seq,
-            min_partitions=max(min(self._tasks.parallelism, int(sum(map(bytes_of, spans)) / SMALL_PART_BYTES)), 1),
-            partition_bytes=PART_BYTES,
-        )
-        return state.archive_spans(
-            self._tasks,
-            parts,
-            connection=self.job.connection(self.url),
-            lake=self.lake.path,
-            typed=self._typed,
-            bytes_of=bytes_of,
+        options = ReadOptions(
+            connection=self.job.connection(self.url), fail_on_data_loss=False,
             max_bytes_per_second=self.max_bytes_per_second,
-        )
+        )  # fmt: skip
+        return state.archive_spans(self._tasks, spans, extents, options, lake=self.lake.path, typed=self._typed)
 
     def _prepare(self, topics: Sequence[str]) -> None:
         """Create the tables and typed columns of these topics. `TopicTable.create` says why it is done first."""
@@ -399,17 +377,11 @@ class Expectation(Struct, frozen=True, kw_only=True):
         return {topic: row["count(1)"] for topic, row in found.items()}
 
     def _unmet(self, job: PipelineJob, url: str, spans: Sequence[Span]) -> DataFrame:
-        starts: dict[str, int] = {}
-        stops: dict[str, int] = {}
+        ranges: dict[str, tuple[int, int]] = {}
         for span in spans:  # a topic may have two: seqs that are known to be lost, and records
-            starts[span.topic] = min(span.start, starts.get(span.topic, span.start))
-            stops[span.topic] = max(span.stop, stops.get(span.topic, span.stop))
-        options = job.reading(url) | {
-            "subscribe": ",".join(starts),
-            "failOnDataLoss": "false",
-            "startingOffsets": msgspec.json.encode(starts).decode(),
-            "endingOffsets": msgspec.json.encode(stops).decode(),
-        }
+            start, stop = ranges.get(span.topic, (span.start, span.stop))
+            ranges[span.topic] = min(span.start, start), max(span.stop, stop)
+        options = job.reading(url) | range_options(ranges)
         rows = with_value(job.spark.read.format("topics").options(**options).load())
         return rows.where(f"kind = 'record' AND NOT coalesce(({lenient(self.condition)}), false)")
 

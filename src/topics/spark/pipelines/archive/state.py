@@ -11,7 +11,7 @@ before these steps has not done them: the next run repeats them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -292,22 +292,34 @@ class ArchiveState:
 # task returns; files of failed or repeated tasks are not committed.
 
 
+PART_BYTES = 256 << 20  # most bytes of one task
+SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
+
+
 def archive_spans(
-    tasks: Tasks,
-    parts: Sequence[Sequence[Span]],
-    *,
-    connection: ConnectionOptions,
-    lake: str,
-    typed: Mapping[str, TypedColumns],
-    bytes_of: Callable[[Span], float],
-    max_bytes_per_second: int | None = None,
-) -> list[Change]:
-    """Run one task per part, and return one change per epoch. `typed` has the typed columns of topics."""
-    at_once = max(min(len(parts), tasks.parallelism), 1)
-    limit = None if max_bytes_per_second is None else max(max_bytes_per_second // at_once, 1)
-    options = ReadOptions(connection=connection, fail_on_data_loss=False, max_bytes_per_second=limit)
+    tasks: Tasks, spans: Sequence[Span], extents: Iterable[TopicExtent], options: ReadOptions, *,
+    lake: str, typed: Mapping[str, TypedColumns],
+) -> list[Change]:  # fmt: skip
+    """Cut the spans into parts, run one task per part, and return one change per epoch.
+
+    The limit in the options is that of all tasks together. `typed` has the typed columns of topics.
+    """
+    extent_of = {extent.topic: extent for extent in extents}
+
+    def bytes_per_seq(span: Span) -> float:
+        extent = extent_of[span.topic]
+        return 0.0 if span.stop <= extent.earliest else max(extent.bytes_per_seq, 1.0)
+
+    def size_bytes(part: Sequence[Span]) -> int:
+        return round(sum((span.stop - span.start) * bytes_per_seq(span) for span in part))
+
+    least = max(min(tasks.parallelism, size_bytes(spans) // SMALL_PART_BYTES), 1)
+    parts = plan.cut(spans, bytes_per_seq, min_partitions=least, partition_bytes=PART_BYTES)
+    if options.max_bytes_per_second is not None:
+        limit = options.max_bytes_per_second // max(min(len(parts), tasks.parallelism), 1)
+        options = structs.replace(options, max_bytes_per_second=max(limit, 1))
     work = partial(_archive_part, options=options, lake=lake, typed=dict(typed))
-    found = tasks.run(parts, work, result=list[Change], weight=lambda part: round(sum(map(bytes_of, part))))
+    found = tasks.run(parts, work, result=list[Change], weight=size_bytes)
     by_epoch: dict[Key, list[Change]] = {}  # a topic may have been cut between tasks
     for change in (change for one in found for change in one):
         by_epoch.setdefault((change.topic, change.epoch), []).append(change)

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from topics.client import Client
 from topics.client.request import Record
@@ -46,6 +46,10 @@ class OutgoingRow(NamedTuple):
     last: int
     record: bytes
     lost: str | None = None  # the reason, for a record that reports a gap
+
+    def gap(self, epoch: int, reason: str | None = None) -> ReportedGap:
+        """Return the gap that the record reports, or that its refusal makes."""
+        return ReportedGap(from_seq=self.first, to_seq=self.last, reason=reason or self.lost or "", epoch=epoch)
 
 
 class DeliveryResult(Sent, kw_only=True):
@@ -114,7 +118,7 @@ class RangeDelivery(Struct, kw_only=True):
         A record that the target rejects must not block later ones: a gap record replaces it.
         """
         outcome = self.outcome
-        outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
+        outcome.gaps += [row.gap(self.epoch) for row in rows if row.lost is not None]
         missing = [row for row in rows if row.last > self.present]
         outcome.records += len(rows) - len(missing)
         outcome.repeated += len(rows) - len(missing)
@@ -128,7 +132,7 @@ class RangeDelivery(Struct, kw_only=True):
 
         for row, suffix, reason in refused_rows(missing, put):
             self.put(f"{key}{suffix}/refused", [self.gap_row(row.first, row.last, reason).record])
-            self.outcome.gaps.append(self._gap(row, reason))
+            self.outcome.gaps.append(row.gap(self.epoch, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
         written = Sent()
@@ -142,9 +146,6 @@ class RangeDelivery(Struct, kw_only=True):
                 "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
             ) from error
         self.outcome.add(written)
-
-    def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
-        return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self.epoch)
 
 
 # --- copies of ranges
@@ -233,7 +234,7 @@ class CopyTask(Struct, Generic[Result], kw_only=True):
         for row in rows:
             outcome.records += 1
             if row.lost is not None:
-                outcome.gaps.append(ReportedGap(from_seq=row.first, to_seq=row.last, reason=row.lost, epoch=self.epoch))
+                outcome.gaps.append(row.gap(self.epoch))
         return outcome
 
     def shown(self, client: Client, *, from_seq: int) -> int:
@@ -291,12 +292,8 @@ def refused_rows(
 
 
 def record_of(data: bytes, node: str | None, tag: str | None, meta: bytes) -> bytes:
-    parts = [b'{"data":', data]
-    if node is not None:
-        parts += [b',"node":', _encode(node)]
-    if tag is not None:
-        parts += [b',"tag":', _encode(tag)]
-    return b"".join([*parts, b',"meta":', meta, b"}"])
+    fields = {"data": Raw(data), "node": node, "tag": tag, "meta": Raw(meta)}
+    return _encode({name: value for name, value in fields.items() if value is not None})
 
 
 def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:

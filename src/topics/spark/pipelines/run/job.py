@@ -294,13 +294,8 @@ class PipelineJob:
 
     def reading(self, url: str) -> dict[str, str]:
         """Return the options with which `format("topics")` reads from the server, the key of the job included."""
-        known = self.connection(url)
-        options = {"url": known.server, "retries": str(known.retries)}
-        if known.token is not None:
-            options["token"] = known.token
-        if known.token_file is not None:
-            options["tokenFile"] = known.token_file
-        return options
+        options: dict[str, Any] = msgspec.to_builtins(self.connection(url))  # under their names of the source
+        return {name: str(value) for name, value in options.items() if value is not None}
 
     # --- reporting
 

@@ -11,37 +11,22 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-from msgspec import Struct
 
 from topics.client import Client
-from topics.lake import Lake
+from topics.lake.archived import Range
 from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.plan import Span
 
 
-class Trimmed(Struct, frozen=True, kw_only=True):
-    """Trimmed seqs at the front of a topic, which no gap reports."""
-
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return f"seqs {self.first} to {self.last}"
-
-    def is_in(self, lake: str, topic: str, epoch: int) -> bool:
-        archived = Lake(lake).snapshot().archived(topic, epoch)
-        return archived is not None and archived.archived_to >= self.last
-
-
-def trimmed(client: Client, topic: str, *, epoch: int, start: int) -> Trimmed | None:
+def trimmed(client: Client, topic: str, *, epoch: int, start: int) -> Range | None:
     """Return the trimmed seqs from `start` to the first record; None if there are none, or a gap reports them."""
     state = state_of(client, topic, epoch=epoch)
     if state is None or not start <= (last := min(state.trimmed_seq or 0, state.earliest_seq - 1)):
         return None
     page = client.diff(topic, from_seq=start - 1, limit=1, include_meta=False)
     is_reported = page.tombstone is not None and page.tombstone.gap_from <= start
-    return None if is_reported else Trimmed(first=start, last=last)
+    return None if is_reported else (start, last)
 
 
 class Watch:
