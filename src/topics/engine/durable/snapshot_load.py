@@ -76,8 +76,7 @@ def restore_topic(
     damage: list[str],
     read_tail: Callable[[snap.TailRef], tuple[str, bytes]],
 ) -> Topic:
-    if found.segments:
-        _check_cold(datadir, found, cold_dir)
+    _check_cold(datadir, found, cold_dir)
     sealed = [SealedSegment.of(caches, datadir.path_of(found.topic_id, ref, cold_dir), ref) for ref in found.segments]
     tail: MemorySegment | None = None
     failed: Exception | None = None

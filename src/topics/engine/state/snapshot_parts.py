@@ -120,11 +120,8 @@ def capture(state: State, topic: Topic) -> Captured:
     open_segment = topic.open
     saved: SavedTail | None = topic.saved_tail
     is_saved = saved is not None and saved.look == look(open_segment)
-    if (
-        kept
-        and not is_saved
-        and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES)
-    ):
+    fits = is_saved or (open_segment.count < TAIL_MAX_EVENTS and len(open_segment.rendered) < TAIL_MAX_BYTES)
+    if kept and not fits:
         # Not by `State.roll`: that would have the segment written on its own, and the snapshot writes it anyway.
         topic.segments.append(MemorySegment(open_segment.end, opened_ms=open_segment.opened_ms))
         open_segment = topic.open

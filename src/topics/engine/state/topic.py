@@ -63,7 +63,7 @@ class Topic:
     past the last involuntary loss below `earliest`; a loss above it is a gap between live records.
     """
 
-    name: str
+    name: str  # the charset needs no escaping in JSON
     topic_id: int = field(kw_only=True)
     epoch: int = field(kw_only=True)
     config: TopicConfig = field(kw_only=True)
@@ -126,11 +126,6 @@ class Topic:
         """Begin another history: of a new topic, or of one that was restored from a backup."""
         self.epoch, self.diff_start = epoch, b""
         self.archived = self.trimmed = 0
-
-    @property
-    def wire_name(self) -> Encoded:
-        """The name in JSON: its charset needs no escaping."""
-        return self.name.encode()
 
     def begin_diff(self) -> Encoded:
         self.diff_start = f'{{"topic":"{self.name}","epoch":{self.epoch},"records":['.encode()

@@ -145,7 +145,7 @@ class Appends:
                 staging.admit_key(idempotency.size_bytes(unique.key))
                 names.append((unique.key,))
         if topic is None:
-            return self._append_creating(name, request, now, prepared, plain)
+            return self._create(name, request, now, prepared, plain)
         config = topic.config
         warning = None if config.schema is None else self._check(config, request, prepared)
         ts = topic.last_ts
@@ -252,9 +252,7 @@ class Appends:
         fits = blob is not None and blob.fits(first, ts)
         return blob.entry(to, first, ts) if blob and fits else render(request, to, first, ts, self._limits)
 
-    def _append_creating(
-        self, name: str, request: WriteRequest, now: int, prepared: Prepared | None, plain: int
-    ) -> Ticket:
+    def _create(self, name: str, request: WriteRequest, now: int, prepared: Prepared | None, plain: int) -> Ticket:
         staging, blob = self._staging, None if prepared is None else prepared.blob
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):

@@ -230,7 +230,7 @@ class FanOut:
         return False
 
     def _caught_up_data(self, head: int) -> bytes:
-        return b'{"topic":"%b","head_seq":%d}' % (self.topic.wire_name, head)
+        return b'{"topic":"%b","head_seq":%d}' % (self.topic.name.encode(), head)
 
     def notify_paused(self, retry_after_ms: int) -> None:
         """Report to all watchers that the topic waits under pressure, once per pause."""

@@ -266,7 +266,7 @@ class WorkStream(EventStream):
         if not claimed.rows or not self.open:
             return
         self._reported = ""
-        start = b'{"topic":"%b",' % self._topic.wire_name
+        start = b'{"topic":"%b",' % self._topic.name.encode()
         frames = [
             event_frame(b"job", start + row[1:], id=b"%d" % job.seq)
             for job, row in zip(claimed.jobs, claimed.rows, strict=True)

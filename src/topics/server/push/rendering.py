@@ -67,7 +67,7 @@ class RenderedFrame:
         spans = reading.spans
         assert spans is not None
         self.count = reading.count
-        self._start = b'{"topic":"%b","records":[' % self.topic.wire_name
+        self._start = b'{"topic":"%b","records":[' % self.topic.name.encode()
         self._end = b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (self.from_seq, self.next_seq, self.topic.head)
         self._spans = list(zip(reading.parts, spans, strict=True))
         if projection.is_stored_form:
@@ -159,14 +159,14 @@ def tombstone_data(topic: Topic, gap: Tombstone, reason: str) -> bytes:
     return (
         b'{"topic":"%b","reason":"%b"%b,"gap_from":%d,"gap_to":%d,"missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
         % (
-            topic.wire_name, reason.encode(), cause, gap.gap_from, gap.gap_to, gap.missed_estimate, gap.earliest_seq,
-            gap.head_seq,
+            topic.name.encode(), reason.encode(), cause, gap.gap_from, gap.gap_to, gap.missed_estimate,
+            gap.earliest_seq, gap.head_seq,
         )
     )  # fmt: skip
 
 
 def deleted_data(topic: Topic) -> bytes:
-    return b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
+    return b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.name.encode(), topic.head)
 
 
 class FrameRenderer:

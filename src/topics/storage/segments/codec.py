@@ -64,8 +64,6 @@ HEADER_BYTES = 8
 CHUNK_BYTES = 64 << 10
 LIVE, DELETED, LOST = 0xA5, 0x5A, 0x3C
 
-_INDEX_DAMAGED = "the index of a segment does not match its checksum"
-
 _GENERATION_BIT = 8
 _FOOTER = struct.Struct("<IIQQQQQQQQQ8sQ")
 FOOTER_BYTES = _FOOTER.size + 8
@@ -182,7 +180,7 @@ def decode_footer(tail: bytes, *, path: str, file_bytes: int) -> Footer:
 def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview, Columns]:
     """Decode chunk sums and columns from the bytes between data and flags. Raise `Corrupt`."""
     if sum64(block) != footer.index_sum:
-        raise Corrupt(path, footer.sums_at, _INDEX_DAMAGED)
+        raise Corrupt(path, footer.sums_at, "the index of a segment does not match its checksum")
     sums = memoryview(block)[: 8 * footer.chunks].cast("Q")
     n, at = footer.count, 8 * footer.chunks
     columns = Columns(footer.first)
@@ -214,14 +212,13 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
 def check(data: bytes, *, path: str) -> Footer:
     """Compare every checksum of a whole file, and return its footer. Raise `Corrupt`."""
     footer = decode_footer(data[-FOOTER_BYTES:], path=path, file_bytes=len(data))
-    sums_at, view = footer.sums_at, memoryview(data)
-    block = data[sums_at : -FOOTER_BYTES - footer.count]
+    end, view = footer.sums_at, memoryview(data)
+    block = data[end : -FOOTER_BYTES - footer.count]
     if sum64(block) != footer.index_sum:
-        raise Corrupt(path, sums_at, _INDEX_DAMAGED)
-    for number, at in enumerate(range(HEADER_BYTES, sums_at, CHUNK_BYTES)):
-        if sum64(view[at : min(at + CHUNK_BYTES, sums_at)]) != int.from_bytes(
-            block[8 * number : 8 * number + 8], "little"
-        ):
+        raise Corrupt(path, end, "the index of a segment does not match its checksum")
+    sums = memoryview(block)[: 8 * footer.chunks].cast("Q")
+    for at, expected in zip(range(HEADER_BYTES, end, CHUNK_BYTES), sums, strict=True):
+        if sum64(view[at : min(at + CHUNK_BYTES, end)]) != expected:
             raise Corrupt(path, at, "a chunk of data does not match its checksum")
     return footer
 

@@ -188,10 +188,7 @@ class Segment:
 
 
 class MemorySegment(Segment):
-    """A run in memory: the newest records of a topic, or all of them if there is no data directory.
-
-    A run from a file has no `columns`, `rendered` and `_marks` before one of them is asked for: see `__getattr__`.
-    """
+    """A run in memory: the newest records of a topic, or all of them if there is no data directory."""
 
     __slots__ = ("_packed", "columns", "opened_ms", "rendered")
 
@@ -203,7 +200,7 @@ class MemorySegment(Segment):
         self._packed: bytes | None = None  # the file, until it is decoded
 
     def __getattr__(self, name: str) -> Any:
-        """Decode the file: called for attributes that are not there. Most topics of a start are not used soon."""
+        """Decode the file that has `columns`, `rendered` or `_marks`: most topics of a start are not used soon."""
         with _unpacking:
             data: bytes | None = object.__getattribute__(self, "_packed")
             if data is not None:
@@ -227,9 +224,8 @@ class MemorySegment(Segment):
         """
         footer = footer or codec.check(data, path=path)
         segment = cls.__new__(cls)
-        segment.first, segment.count, segment.opened_ms = footer.first, footer.count, opened_ms
-        segment.min_ts, segment.max_ts = footer.min_ts, footer.max_ts
-        segment._packed, segment._holes = data, _NO_HOLES
+        segment.first, segment.count, segment.min_ts, segment.max_ts = footer[3:7]
+        segment.opened_ms, segment._packed, segment._holes = opened_ms, data, _NO_HOLES
         segment.live, segment.live_bytes = footer.count, footer.data_bytes
         if harmless is not None and not data.startswith(codec.MAGIC):
             harmless.append("the first bytes of a segment are damaged")

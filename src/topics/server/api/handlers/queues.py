@@ -64,7 +64,7 @@ def _claimed(claimed: Claimed, request: Request, written: bytes) -> Response:
     body = (
         b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,%b"throttle_wait_ms":0.0}}\n'
         % (
-            claimed.topic.wire_name, b",".join(claimed.rows), len(claimed.rows), claimed.ready,
+            claimed.topic.name.encode(), b",".join(claimed.rows), len(claimed.rows), claimed.ready,
             (_now_ns() - request.started_ns) / 1e6, written,
         )
     )  # fmt: skip
@@ -201,7 +201,7 @@ def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
     body = (
         b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}\n'
         % (
-            done.topic.wire_name, what, done.done, _encode(done.skipped), done.ready, done.in_flight,
+            done.topic.name.encode(), what, done.done, _encode(done.skipped), done.ready, done.in_flight,
             (_now_ns() - request.started_ns) / 1e6, ticket.wal_ns / 1e6, ticket.sync_ns / 1e6,
         )
     )  # fmt: skip
@@ -263,7 +263,7 @@ def list_jobs(services: Services, call: Call) -> Answer:
     queue = leases_of(topic)
     cursor = b"" if more is None else b',"next_cursor":"%b"' % query_string.cursor(str(more)).encode()
     body = b'{"topic":"%b","jobs":[%b],"ready":%d,"in_flight":%d,"delayed":%d%b,"performance":%b}\n' % (
-        topic.wire_name, b",".join(rows), queue.ready, queue.in_flight, queue.delayed, cursor,
+        topic.name.encode(), b",".join(rows), queue.ready, queue.in_flight, queue.delayed, cursor,
         _encode(performance(call.request)),
     )  # fmt: skip
     return Response(200, body)
