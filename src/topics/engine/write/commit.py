@@ -68,7 +68,7 @@ class Commits:
         self._gathering = 0  # how many of these turns are left
         self.halted: Exception | None = None  # why nothing more is answered
         self.on_halt: Callable[[Exception], object] = lambda error: None  # ends the process of a server
-        # Makes the copies that follow from this turn if they are few, before its answers leave.
+        # Makes the copies that follow from this turn if they are few, before the next request is read.
         self.copy_now: Callable[[], None] | None = None
         self.attach(wal)
 

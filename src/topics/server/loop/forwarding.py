@@ -60,7 +60,7 @@ class Forwarding:
         self._runtime.engine.commits.copy_now = None if delay_ms > 0 else self._copy_now
 
     def _copy_now(self) -> None:
-        """Make the copies of this turn before its answers leave, if they are few. The loop sends them after it."""
+        """Make the copies of this turn if they are few. The loop reads no request before this ends."""
         commits = self._runtime.engine.commits
         commits.copy_now = None
         if commits.batch_writes <= FEW_WRITES and self._routers.due.are_few:
