@@ -183,15 +183,12 @@ class Appends:
         if (
             topic is None or ticket.done or topic.next_seq != ticket.first + ticket.count or topic.links is not None
             or topic.config.schema is not None or request.idempotency_key is not None
+            or not (size_bytes := plain_bytes(request, self._limits))
+            or not self._join(topic, request, size_bytes, max(self._commits.turn_ms, topic.last_ts))
         ):  # fmt: skip
             return False
-        size_bytes = plain_bytes(request, self._limits)
-        if not size_bytes or not self._join(topic, request, size_bytes, max(self._commits.turn_ms, topic.last_ts)):
-            return False
-        n = len(request.records)
-        ticket.count += n
-        if ticket is topic.leader:
-            topic.staged_count += n
+        ticket.count += len(request.records)
+        topic.staged_count += len(request.records) if ticket is topic.leader else 0
         return True
 
     def _share(self, topic: Topic, request: WriteRequest, size_bytes: int, first: int, ts: int) -> Ticket:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from wsproto import events
 
 from topics.engine.consumers.verbs import StoredConsumer
@@ -33,6 +33,7 @@ from topics.server.push.subscription_set import (
 from topics.storage.segments.cold import Cold
 
 T = TypeVar("T")
+Publishes = list[tuple[Publish, int]]  # with the sizes of their messages: those that share a ticket
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
 MAX_UNACKED_BYTES = 8 << 20  # of their messages
@@ -56,13 +57,6 @@ class SocketClient(Watcher, Protocol):
     def close(self, code: int, reason: str) -> None: ...
 
 
-class Publishes(Struct, eq=False):
-    """Publishes to one topic in one read of the socket that share a ticket."""
-
-    commands: list[Publish]
-    size_bytes: int  # of their messages
-
-
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
 
@@ -80,28 +74,30 @@ class SocketCommands:
         """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
         return self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES or self._unfinished > 0
 
-    def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> None:
-        """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
+    def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> bool:
+        """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`.
+
+        Return whether it was a publish that joins another.
+        """
         if not isinstance(command, Publish):
             self.publishes.clear()
         elif warnings is None and self._joins(command, size_bytes):
-            return
+            return True
         try:
             self._run(command, size_bytes, warnings)
         except Cold:
             again = once_loaded(partial(self._run, command, size_bytes, warnings))
             self._run_in_slices(again, lambda _: None, command.request_id)
+        return False
 
     def _joins(self, command: Publish, size_bytes: int) -> bool:
         """Add a publish to the last one of its topic. Return False if it needs a ticket, or a decision, of its own."""
         found = self.publishes.get(command.topic)
-        if found is None or command.config is not None:
+        if found is None or command.config is not None or self.unacked >= MAX_UNACKED - 1:
             return False
-        ticket, publishes = found
-        if not self._services.runtime.engine.appends.extend(ticket, command):
+        if not self._services.runtime.engine.appends.extend(found[0], command):
             return False
-        publishes.commands.append(command)
-        publishes.size_bytes += size_bytes
+        found[1].append((command, size_bytes))
         self.unacked += 1
         self.unacked_bytes += size_bytes
         return True
@@ -261,7 +257,7 @@ class SocketCommands:
         def staged(ticket: Ticket) -> None:
             self.unacked += 1
             self.unacked_bytes += size_bytes
-            publishes = Publishes([command], size_bytes)
+            publishes: Publishes = [(command, size_bytes)]
             if warnings is None and not throttle.pressed and self._client.slot.caller.rights.node is None:
                 self.publishes[name] = ticket, publishes
             ticket.on_done(lambda done: self._published(publishes, done, warnings))
@@ -284,17 +280,15 @@ class SocketCommands:
 
     def _published(self, publishes: Publishes, done: Ticket, warnings: list[str] | None) -> None:
         """Answer publishes that share a ticket, with one write to the socket."""
-        commands = publishes.commands
-        self.unacked -= len(commands)
-        self.unacked_bytes -= publishes.size_bytes
-        if done.error is not None:
-            for command in commands:
+        self.unacked -= len(publishes)
+        acks, at, times = [], done.result, PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3))
+        first = 0 if at is None else at.first
+        for command, message_bytes in publishes:
+            self.unacked_bytes -= message_bytes
+            if done.error is not None:
                 self._client.refuse(done.error, command.request_id)
-        else:
-            at, acks = done.result, []
-            first, times = at.first, PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3))
-            for command in commands:
-                last = at.last if len(commands) == 1 else first + len(command.records) - 1
+            else:
+                last = at.last if len(publishes) == 1 else first + len(command.records) - 1
                 acks.append(
                     PublishAck(
                         command.topic, first, last, at.head if last == at.last else last, at.created, at.deduped, times,
@@ -304,5 +298,6 @@ class SocketCommands:
                     )
                 )  # fmt: skip
                 first = last + 1
+        if acks:
             self._client.send_json(*acks)
         self._client.unblock()

@@ -26,9 +26,9 @@ FIN, RESERVED, OPCODE, LENGTH = 0x80, 0x70, 0x0F, 0x7F
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 TWO_BYTES, EIGHT_BYTES = 126, 127  # lengths that announce a longer field
-ENDLESS = MASKED | EIGHT_BYTES
 KEY_BYTES = 4
-ARRAY_BYTES = 1024
+ENDLESS = 1 << 63
+ARRAY_BYTES = 1024  # above it, numpy is faster than large numbers
 
 
 class FrameSplitter:
@@ -38,23 +38,24 @@ class FrameSplitter:
     15. Everything else goes to `wsproto` as it came, split at the ends of frames.
     """
 
-    __slots__ = ("_in_message", "_left_bytes", "_passes_all")
+    __slots__ = ("_in_message", "_left_bytes")
 
     def __init__(self) -> None:
-        self._passes_all = False  # to `wsproto`: after an error
-        self._left_bytes = 0  # of the present frame of `wsproto`
+        self._left_bytes = 0  # of the present frame of `wsproto`; without end after an error
         self._in_message = False  # fragments of a message have come, and its last one has not
 
     def texts(self, data: bytes, at: int, until: int, most: int) -> list[tuple[bytes, int]]:
         """Return the short text messages that begin at `at` and follow each other, with their ends: at most `most`,
         and none that begins at `until` or later."""
-        if self._left_bytes or self._passes_all or self._in_message:
+        if self._left_bytes or self._in_message:
             return []
         start, last = at, min(until, len(data) - 1 - KEY_BYTES)  # where a frame without a text may begin
         masks: list[bytes] = []
         cuts: list[tuple[int, int]] = []
-        while at < last and len(cuts) < most and data[at] == TEXT_WHOLE and MASKED <= (mark := data[at + 1]) < ENDLESS:
-            key_at, length = at + 2, mark - MASKED
+        while at < last and len(cuts) < most:
+            key_at, length = at + 2, data[at + 1] - MASKED
+            if data[at] != TEXT_WHOLE or not 0 <= length <= TWO_BYTES:
+                break
             if length == TWO_BYTES:
                 key_at, length = at + 4, int.from_bytes(data[at + 2 : at + 4], "big")
                 if length < TWO_BYTES:
@@ -67,6 +68,8 @@ class FrameSplitter:
             masks += data[at:text_at], (data[key_at:text_at] * (length // KEY_BYTES + 1))[:length]
             cuts.append((text_at - start, end))
             at = end
+        if not cuts:
+            return []
         whole = _unmask(data[start:at], b"".join(masks))
         texts = [(whole[low : end - start], end) for low, end in cuts]
         if not whole.isascii():
@@ -80,16 +83,14 @@ class FrameSplitter:
     def skip(self, data: bytes, at: int, piece_bytes: int) -> int:
         """Return the end of the bytes for `wsproto`: at most `piece_bytes`, and none if more input is needed first."""
         size_bytes = len(data)
-        if not self._left_bytes and not self._passes_all:
+        if not self._left_bytes:
             may_wait = not self._in_message
             if size_bytes < at + 2 or not self._measure(data, at):
                 return at
-            if may_wait and data[at] == TEXT_WHOLE and data[at + 1] & LENGTH <= TWO_BYTES:
-                if size_bytes < at + self._left_bytes:  # a short text, which `texts` takes once it is whole
-                    self._left_bytes = 0
-                    return at
-        if self._passes_all:
-            return min(size_bytes, at + piece_bytes)
+            is_short = may_wait and data[at] == TEXT_WHOLE and MASKED <= data[at + 1] <= MASKED + TWO_BYTES
+            if is_short and size_bytes < at + self._left_bytes:  # `texts` takes it once it is whole
+                self._left_bytes = 0
+                return at
         end = min(size_bytes, at + piece_bytes, at + self._left_bytes)
         self._left_bytes -= end - at
         return end
@@ -104,7 +105,7 @@ class FrameSplitter:
         is_control = opcode >= CLOSE
         valid = opcode in OPCODES and not first & RESERVED and data[at + 1] & MASKED
         if not valid or (is_control and (not is_last or length >= TWO_BYTES)):
-            self._passes_all = True
+            self._left_bytes = ENDLESS
             return True
         begin = at + 2
         if length >= TWO_BYTES:
@@ -156,7 +157,7 @@ def address_of(text: bytes) -> RequestId:
 
 log = logs.Log("websocket")
 
-FRAMES_PER_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
+FRAMES_PER_TURN = 256
 BYTES_PER_TURN = 64 << 10
 TURN_NS = 2_000_000  # of work on one connection's input, after which the others come first
 MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
@@ -176,13 +177,14 @@ class SocketInput:
 
     __slots__ = (
         "_charged_bytes", "_client", "_decoding_bytes", "_ends_ns", "_fed", "_fragments",
-        "_frames_left", "_services", "_splitter", "_state", "_unfed", "_ws", "decoding", "message",
+        "_frames_left", "_max_bytes", "_services", "_splitter", "_state", "_unfed", "_ws", "decoding", "message",
     )  # fmt: skip
 
     def __init__(self, services: PushServices, ws: Connection, client: SocketClient) -> None:
         self._services = services
         self._ws = ws
         self._client = client
+        self._max_bytes = services.runtime.settings.max_body_bytes
         self.message = bytearray()  # the fragments of a message so far
         self._fragments = 0  # of that message
         self._state = InputState.READING
@@ -240,17 +242,18 @@ class SocketInput:
         while goes_on:
             if self._fed and not self._take_events():
                 break
-            if BYTES_PER_TURN <= at < len(self._unfed):
+            if (at >= BYTES_PER_TURN or not self._frames_left) and at < len(self._unfed):
                 self._read_later(InputState.NEXT_TURN)
                 break
             texts = splitter.texts(self._unfed, at, BYTES_PER_TURN, self._frames_left)
             for text, end in texts:
                 at = end
-                self._decode(text)
-                if not self._goes_on():
+                if self._decode(text):  # a publish that has joined another changes nothing that a turn depends on
+                    self._frames_left -= 1
+                elif not self._goes_on():
                     goes_on = False
                     break
-            if texts:
+            if texts and (at < len(self._unfed) or not goes_on):
                 continue
             end = splitter.skip(self._unfed, at, BYTES_PER_TURN)
             if end == at:
@@ -313,7 +316,7 @@ class SocketInput:
         """Assemble a message, bounded in bytes and in fragments, and decode it once it is complete."""
         text, message = event.data.encode(), self.message
         self._fragments += event.frame_finished
-        if len(message) + len(text) > self._services.runtime.settings.max_body_bytes:
+        if len(message) + len(text) > self._max_bytes:
             self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
         elif self._fragments > MAX_FRAGMENTS:
             self._client.close(CloseReason.MESSAGE_TOO_BIG, f"the message has more than {MAX_FRAGMENTS} fragments")
@@ -327,22 +330,23 @@ class SocketInput:
             self._fragments = 0
             self._decode(text)
 
-    def _decode(self, text: bytes) -> None:
+    def _decode(self, text: bytes) -> bool:
+        """Carry out a command. Return whether it was a publish that has joined another."""
+        size_bytes, notes = len(text), Notes()
         try:
-            if len(text) > self._services.runtime.settings.max_body_bytes:
+            if size_bytes > self._max_bytes:
                 self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
-                return
-            if len(text) > SMALL_BYTES:
-                self._services.budget.check(len(text))
-            if len(text) > LARGE_BYTES:
+                return False
+            if size_bytes > SMALL_BYTES:
+                self._services.budget.check(size_bytes)
+            if size_bytes > LARGE_BYTES:
                 self._decode_in_slices(text)
-                return
-            notes = Notes()
+                return False
             command = _command_decoder.decode(text, notes)
         except TopicsError as error:
             self._client.refuse(error, address_of(text))
-        else:
-            self._client.commands.begin(command, len(text), notes.warnings)
+            return False
+        return self._client.commands.begin(command, size_bytes, notes.warnings)
 
     def _decode_in_slices(self, text: bytes) -> None:
         """Decode a long message while other connections are served. Later messages of this one wait."""
