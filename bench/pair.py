@@ -100,13 +100,13 @@ def _publish(server: Server) -> Prepare:
     return prepare
 
 
-def _claims(server: Server) -> Prepare:
+def _claims(server: Server, workers: int = 50, size: int = 8) -> Prepare:
     def prepare() -> Round:
         Api(server.port).create("jobs", type="queue", durability="disk")
         send_all(server.port, appends("jobs", JOBS, per_request=1_000))
 
         def run() -> float:
-            work_off(server.port, [Topics("jobs", 8)] * 50, jobs=JOBS)
+            work_off(server.port, [Topics("jobs", size)] * workers, jobs=JOBS)
             return JOBS
 
         return run
@@ -144,6 +144,7 @@ ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w24-5": lambda server: _append(server, 32, 5),
     "w24-10": lambda server: _append(server, 32, 10),
     "w28": _publish,
+    "w29": lambda server: _claims(server, 1, 1_000),
 }
 
 

@@ -1,4 +1,4 @@
-"""w1j, w7j, w8j, w28: publishing, fan-out and queues against NATS JetStream with file storage.
+"""w1j, w7j, w8j, w28, w29: publishing, fan-out and queues against NATS JetStream with file storage.
 
 The figures are processor time of the server per message, because an interpreted generator cannot load a server in Go.
 Both sides get the same generator, and after the rounds both must have every message.
@@ -20,7 +20,7 @@ from peers import Server, running, start_nats, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows import live
-from rows.queue import BATCH, JOBS, WORKERS, queue_load
+from rows.queue import BATCH, CLAIMED, JOBS, WORKERS, queue_load
 from turns import Contender, cpu_us, held_up, is_crowded, take_turns
 from workers import work_off
 
@@ -90,20 +90,28 @@ def measure_requests(plan: Plan) -> Outcome:
 
 
 def measure_queue(plan: Plan) -> Outcome:
-    with ExitStack() as stack:
-        ours = stack.enter_context(running(start_topics(plan, plan.fresh_dir("topics"))))
-        contenders = [queue_load(ours)]
-        if installed(PEER):
-            nats = stack.enter_context(running(start_nats(plan, plan.fresh_dir("nats"))))
-            contenders.append(_pull_and_ack(nats))
-        sides = take_turns(contenders, rounds=plan.scale.rounds)
+    sides = _queues(plan, WORKERS, BATCH)
     return Outcome([_by_cpu("JetStream", sides[0], sides[1] if len(sides) > 1 else None)], sides)
 
 
-def _pull_and_ack(server: Server) -> Contender:
+def measure_large_claims(plan: Plan) -> Outcome:
+    return _cost("server CPU per job", _queues(plan, 1, CLAIMED))
+
+
+def _queues(plan: Plan, workers: int, batch: int) -> list[Side]:
+    with ExitStack() as stack:
+        ours = stack.enter_context(running(start_topics(plan, plan.fresh_dir("topics"))))
+        contenders = [queue_load(ours, workers=workers, batch=batch)]
+        if installed(PEER):
+            nats = stack.enter_context(running(start_nats(plan, plan.fresh_dir("nats"))))
+            contenders.append(_pull_and_ack(nats, workers, batch))
+        return take_turns(contenders, rounds=plan.scale.rounds)
+
+
+def _pull_and_ack(server: Server, workers: int, batch: int) -> Contender:
     def fill() -> None:
         jetstream.fill_queue(server.port, QUEUE, JOBS)
-        queue[:] = [jetstream.PullConsumer(QUEUE.encode(), BATCH, worker) for worker in range(1, WORKERS + 1)]
+        queue[:] = [jetstream.PullConsumer(QUEUE.encode(), batch, worker) for worker in range(1, workers + 1)]
 
     queue: list[jetstream.PullConsumer] = []
 
@@ -153,10 +161,7 @@ def measure_websocket(plan: Plan) -> Outcome:
         _check(Api(ours.port).count(TOPIC), publishing[0].acked)
         if len(publishing) > 1:
             _check(jetstream.messages_in(nats.port, TOPIC), publishing[1].acked)
-    peer = sides[1] if len(sides) > 1 else None
-    ours_us, crowded = cpu_us(sides[0]), is_crowded(sides[0])
-    cost = Reading(key="server CPU per message", value=ours_us, crowded=crowded, note=held_up(sides[0]))
-    return Outcome([cost, _by_cpu("JetStream", sides[0], peer)], sides)
+    return _cost("server CPU per message", sides)
 
 
 def websocket_publishes(topic: str) -> Iterator[bytes]:
@@ -180,6 +185,12 @@ def _nats(plan: Plan, stack: ExitStack) -> Server:
 def _check(kept: int, expected: int) -> None:
     if kept != expected:
         raise RuntimeError(f"{kept:,} messages are on the server, {expected:,} expected")
+
+
+def _cost(key: str, sides: list[Side]) -> Outcome:
+    """Return the processor time of our server per unit of work, and its ratio to that of the peer."""
+    cost = Reading(key=key, value=cpu_us(sides[0]), crowded=is_crowded(sides[0]), note=held_up(sides[0]))
+    return Outcome([cost, _by_cpu("JetStream", sides[0], sides[1] if len(sides) > 1 else None)], sides)
 
 
 def _by_cpu(key: str, ours: Side, peer: Side | None) -> Reading:
@@ -227,6 +238,15 @@ ROWS = (
             Ask(key="JetStream"),
         ),
         measure=measure_websocket,
+        needs=(),
+        time_limit_s=600,
+    ),
+    Row(
+        id="w29",
+        title="queue: one worker, claim 1,000, ack 1,000, 20,000 jobs: server CPU per job",
+        peer="JetStream, pull consumer, one client that pulls 1,000 and acks each",
+        asks=(Ask(key="server CPU per job", unit="µs", bar=at_most(6), goal=at_most(4)), Ask(key="JetStream")),
+        measure=measure_large_claims,
         needs=(),
         time_limit_s=600,
     ),

@@ -44,7 +44,7 @@ def measure(plan: Plan) -> Outcome:
     return Outcome([ratio("XREADGROUP", sides[0], sides[1] if len(sides) > 1 else None)], sides)
 
 
-def queue_load(server: Server) -> Contender:
+def queue_load(server: Server, *, workers: int = WORKERS, batch: int = BATCH) -> Contender:
     def fill() -> None:
         Api(server.port).create("jobs", type="queue", durability="disk")
         send_all(server.port, appends("jobs", JOBS, per_request=1_000))
@@ -52,7 +52,7 @@ def queue_load(server: Server) -> Contender:
     return Contender(
         name="topics disk",
         unit="jobs/s",
-        run=lambda: work_off(server.port, [Topics("jobs", BATCH)] * WORKERS, jobs=JOBS),
+        run=lambda: work_off(server.port, [Topics("jobs", batch)] * workers, jobs=JOBS),
         before=fill,
         pid=lambda: server.pid,
     )
