@@ -11,7 +11,7 @@ Run = tuple[int, int, str]  # first seq, last seq, reason
 
 MAX_RUNS = 4096
 MAX_TIMES = 1024
-NOTHING: list[Any] = []  # in place of lists that most topics do not need; never changed
+NOTHING: Any = ()  # in place of lists that most topics do not need: an append to it fails
 
 _first_of = itemgetter(0)
 
