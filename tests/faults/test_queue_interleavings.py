@@ -358,7 +358,7 @@ class Race:
             assert self.written == counted, "a job was lost, doubled, or counted twice"
         for name in (QUEUE, DEAD):
             topic = self.engine.topic(name)
-            assert (topic.pending, topic.waiting, topic.staged_deletes) == (0, 0, [])
+            assert (topic.pending, topic.waiting, list(topic.staged_deletes)) == (0, 0, [])
         for _ in range(100):
             self.server.clock.advance(ms=4000)
             if not self.drain_some():

@@ -27,7 +27,7 @@ def route(server: SimServer, source: str, dest: str, *, number: int = 1, **field
 
 
 def seen(server: SimServer, name: str) -> Seen:
-    return server.by_seq(name), server.engine.topics[name].losses.runs[:]
+    return server.by_seq(name), list(server.engine.topics[name].losses.runs)
 
 
 def restarted(server: SimServer, mode: CrashMode) -> SimServer:

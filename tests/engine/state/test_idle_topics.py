@@ -108,7 +108,7 @@ def test_losses_of_one_topic_are_not_those_of_another():
     lossy, whole = (append(engine, name, record(), config=ConfigPatch(cap_records=1)).topic for name in "ab")
     append(engine, "a", record())
     assert [(low, high) for low, high, _ in lossy.losses.runs] == [(1, 1)]
-    assert (whole.losses.runs, whole.losses.times) == ([], [])
+    assert (whole.losses.runs, whole.losses.times) == ((), ())
     assert read(engine, "a").tombstone is not None
     assert read(engine, "b").tombstone is None
 
