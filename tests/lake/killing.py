@@ -25,6 +25,7 @@ from typing import Any
 
 from tests.lake import output_rounds
 from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, known, merge, seen_by_others
+from tests.lake.object_store import create_bucket
 from topics.lake import Change, Lake
 from topics.lake import delta_folder as commits
 
@@ -184,6 +185,10 @@ def main() -> None:
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"]) if "LD_PRELOAD" in os.environ else None
     for number in islice(count(first, step), most):
         where = f"{place}/{kind}{number}"
+        if place.startswith("s3://"):
+            bucket, _, inside = place.removeprefix("s3://").partition("/")
+            where = f"s3://{bucket}-{kind}{number}/{inside}"
+            create_bucket(int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), f"{bucket}-{kind}{number}")
         reader, writer = os.pipe()
 
         def work(where: str = where, number: int = number, writer: int = writer) -> None:

@@ -198,14 +198,19 @@ def _create_bucket(port: int, moto: subprocess.Popen[bytes]) -> None:
     while True:
         assert moto.poll() is None, "moto has ended"
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request("PUT", f"/{BUCKET}")
-            assert connection.getresponse().status == 200
-            connection.close()
+            create_bucket(port, BUCKET)
             return
         except OSError:
             assert time.monotonic() < deadline, "moto does not answer"
             time.sleep(0.05)
+
+
+def create_bucket(port: int, name: str) -> None:
+    """Create a bucket. A listing takes as long as its bucket is large: work that is repeated needs one each time."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("PUT", f"/{name}")
+    assert connection.getresponse().status == 200
+    connection.close()
 
 
 if __name__ == "__main__":
