@@ -31,7 +31,7 @@ SYNC := $(VENV)/.sync
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-core check format torture kills soak bench demo-pipeline docs site dist pythons screenshots clean
+.PHONY: help install run test test-core check format torture torture-record kills soak bench demo-pipeline docs site dist pythons screenshots clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ torture: $(READY_DEV) $(SYNC) ## run the long tests, about an hour; resumes, FRE
 	$(PYTHON) -m pytest -p tests.torture --torture-state .torture $(if $(FRESH),--torture-fresh) \
 		-q -m torture -n $(WORKERS) --dist loadgroup --max-worker-restart 0 \
 		--timeout $(TORTURE_TIMEOUT_S) $(ONLY)
+
+torture-record: $(READY_DEV) $(SYNC) ## write to tests/torture.json which long tests have passed with this code
+	$(PYTHON) -m tests.torture .torture
 
 kills: $(READY_DEV) $(SYNC) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)

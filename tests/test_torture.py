@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.torture import record
+
 ROOT = Path(__file__).parents[1]
 TESTS = """
 import os, pytest
@@ -129,3 +131,19 @@ def test_known_times_give_an_estimate(tmp_path: Path) -> None:
         row |= {"seconds": 3600.0, "digest": "other", "outcome": "passed"}
     path.write_text(json.dumps(rows))
     assert "0:00:00 elapsed, about 3:00:00 left" in project.run()
+
+
+def test_other_checkout_begins_with_what_is_recorded(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.run()
+    command = [sys.executable, "-m", "tests.torture", "state"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True
+    )
+    assert done.stdout == b"2 long tests have passed with this code: tests/torture.json\n"
+    (tmp_path / "state/state.json").unlink()
+    assert "1 failed, 0 skipped" in (again := project.run())
+    assert "0 passed now, 2 passed before" in again
+    project.change("src/topics/code.py")
+    assert "3 tests to run, 0 passed before" in project.run()
+    assert record(tmp_path, []) == 0

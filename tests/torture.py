@@ -4,9 +4,10 @@
 
 The plugin records every passed test in the state directory, with its time, its counts (see the `counts` fixture) and a
 digest of the code that it runs (see `Code`) and of the variables that `tests/sampling.py` reads. The next run skips the
-tests that passed with the same digest; `--torture-fresh` runs all of them. The plugin works with `-n`: the controller
-keeps the state, and the workers skip tests. The first part of each test runs before the second part of any;
-tests that measure times run last.
+tests that passed with the same digest; `--torture-fresh` runs all of them. `make torture-record` writes what has passed
+with the present code to `tests/torture.json`, with which a run in another checkout begins. The plugin works with `-n`:
+the controller keeps the state, and the workers skip tests. The first part of each test runs before the second part of
+any; tests that measure times run last.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,6 +31,7 @@ import pytest
 PASSED = "torture_passed"  # passed from the controller to its workers
 LAST = ("tests/spark/", "tests/security/test_fairness.py")  # heavy tests, then tests that need a quiet machine
 CPU = "cpu_seconds"
+RECORD = "tests/torture.json"  # what passed, in the repository
 # The server does not import these packages; the import contracts hold that. The tests of the server do not run them.
 BESIDE_THE_SERVER = (
     "topics/client/", "topics/lake/", "topics/spark/",
@@ -110,7 +113,8 @@ class Torture:
     def __init__(self, config: pytest.Config, directory: Path, *, fresh: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / "state.json"
-        self._rows = {name: Row(**row) for name, row in _load(self._path).items()}
+        found = {**_load(config.rootpath / RECORD), **_load(self._path)}
+        self._rows = {name: Row(**row) for name, row in found.items()}
         self._config, self._code = config, Code(config.rootpath)
         self._digest_at_start = self._code.digests(self._rows)
         self._commit = self._code.commit()
@@ -321,3 +325,21 @@ def _text(counts: dict[str, int]) -> str:
 def _minutes(seconds: float) -> str:
     minutes = int(seconds) // 60
     return f"{minutes // 60}:{minutes % 60:02d}:{int(seconds) % 60:02d}"
+
+
+def record(root: Path, directories: Iterable[Path]) -> int:
+    """Record in the repository what passed with the present code. Return how many tests these are."""
+    rows = _load(root / RECORD)
+    for directory in directories:
+        rows |= _load(directory / "state.json")
+    digests = Code(root).digests(rows)
+    passed = {
+        name: row for name, row in sorted(rows.items()) if (row["outcome"], row["digest"]) == ("passed", digests[name])
+    }
+    lines = [f"{json.dumps(name)}: {json.dumps(row)}" for name, row in passed.items()]
+    (root / RECORD).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return len(passed)
+
+
+if __name__ == "__main__":
+    print(f"{record(Path.cwd(), map(Path, sys.argv[1:]))} long tests have passed with this code: {RECORD}")
