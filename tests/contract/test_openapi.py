@@ -43,6 +43,19 @@ def test_document_matches_the_route_table(document: Any):
     assert document == openapi.document(ROUTES), "run `make docs`"
 
 
+def test_every_array_says_what_it_holds(document: Any):
+    def arrays(part: Any) -> Iterator[Any]:
+        if isinstance(part, dict | list):
+            if isinstance(part, dict) and part.get("type") == "array":
+                yield part
+            for inner in part.values() if isinstance(part, dict) else part:
+                yield from arrays(inner)
+
+    found = list(arrays(document))
+    assert found
+    assert [array for array in found if "items" not in array and "prefixItems" not in array] == []
+
+
 def operations(document: Any) -> dict[tuple[str, str], Any]:
     return {
         (method.upper(), path): operation

@@ -125,9 +125,7 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Any], dict[str, Any]]:
         components.get(name, {}).pop("additionalProperties", None)
     for name, component in components.items():
         for field, schema in component.get("properties", {}).items():
-            for part in (schema, *schema.get("anyOf", ())):
-                if part.get("type") == "array":
-                    part.setdefault("items", {})  # generators refuse an array that says nothing about them
+            _give_arrays_items(schema)
             if (text := meaning(name, field)) is not None and (name, field) != ("TokenRequest", "ttl_ms"):
                 schema["description"] = text
             # The default moves to the description, because generators make a field with a default a required one.
@@ -143,6 +141,14 @@ def _schemas(routes: Sequence[Route]) -> tuple[dict[Any, Any], dict[str, Any]]:
         del job["properties"]["$node"]
         job["description"] += " `$node`, the node that sent the job, is a further member if it has one."
     return schema_of, components
+
+
+def _give_arrays_items(schema: dict[str, Any]) -> None:
+    """Give each array of a schema `items`, at any depth: generators refuse an array without them."""
+    if schema.get("type") == "array":
+        _give_arrays_items(schema.setdefault("items", {}))
+    for part in schema.get("anyOf", ()):
+        _give_arrays_items(part)
 
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
