@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import select
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ class Connection:
 
     Not thread-safe: each thread needs its own.
     """
+
+    tls: ssl.SSLContext | None = None  # None checks certificates as usual
 
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = 60.0, retries: Retries | None = None
@@ -171,9 +174,11 @@ class Connection:
 
     def _connect(self, url: str) -> HTTPConnection:
         parts = urlsplit(url)
-        new = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        timeout_s = min(self.addresses.connect_timeout_s, self._timeout_s)
-        connection = new(parts.hostname or "", parts.port, timeout=timeout_s)
+        host, timeout_s = parts.hostname or "", min(self.addresses.connect_timeout_s, self._timeout_s)
+        if parts.scheme == "https":
+            connection: HTTPConnection = HTTPSConnection(host, parts.port, timeout=timeout_s, context=self.tls)
+        else:
+            connection = HTTPConnection(host, parts.port, timeout=timeout_s)
         connection.connect()
         return connection
 

@@ -1,4 +1,4 @@
-"""The blocking client of Spark, on one kept connection: the calls of `ManagementCalls`, and its own for records."""
+"""The blocking client of Spark, on one kept connection: the calls of `Topics`, and its own for records."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec import Raw, Struct
 
 from topics.client import errors, request
 from topics.client._sync.management import ManagementCalls
+from topics.client._sync.server import ServerCalls
 from topics.client.call import SEGMENTS, Backoff, Request, given, topic_path
 from topics.client.connection import Connection, Retries
 from topics.client.errors import TopicsError
@@ -24,7 +25,7 @@ from topics.storage.segments.record_run import Run
 PAGE_RECORDS = 1000
 
 
-class Client(Connection, ManagementCalls):  # type: ignore[override]  # its `_http` is the connection
+class Client(Connection, ManagementCalls, ServerCalls):  # type: ignore[override]  # its `_http` is the connection
     """A server, on one connection. Not thread-safe: each thread needs its own client."""
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import ssl
 import time
@@ -13,12 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from topics.cli.command import Args, Call, Command
-from topics.cli.connect import delete, post, put
+from topics.cli.connect import delete, get, post, put
 from topics.cli.options import option
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, Failure
 from topics.cli.output.units import duration
-from topics.client.call import Request, topic_path
-from topics.client.errors import Unreachable
+from topics.client.call import LOCAL_HOSTS, Request, topic_path
+from topics.client.connection import Connection
+from topics.client.errors import TopicsError, Unreachable
 from topics.client.streams import Event
 
 WAIT_S = 10.0
@@ -89,28 +89,24 @@ def ping(call: Call) -> int:
 
 def _probe(call: Call) -> int:
     """Print whether the server is ready, and why not. The scheme may be wrong: a probe has no context."""
-    parts = urlsplit(call.server.target.url)
-    host, port = parts.hostname or "", parts.port
-    is_here = host in ("localhost", "127.0.0.1", "::1")
-    query = "" if call.args.ready == "any" else f"?for={call.args.ready}"
-    answer: dict[str, Any] = {}
-    for scheme in dict.fromkeys((parts.scheme, "https", "http")) if is_here else (parts.scheme,):
-        connection = http.client.HTTPConnection(host, port, timeout=PROBE_S)
-        if scheme == "https":
-            context = ssl.create_default_context()
-            if is_here:  # it names the service, and nothing secret is sent
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            connection = http.client.HTTPSConnection(host, port, timeout=PROBE_S, context=context)
-        try:
-            connection.request("GET", f"/v0/ready{query}")
-            answer = json.loads(connection.getresponse().read())
-            break
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            answer = {"error": {"message": f"{call.server.target.url} does not answer: {error}"}}
-        finally:
-            connection.close()
-    ready = answer.get("status") == "ready"
-    why = answer.get("error", {}).get("message", "")
+    url = call.server.target.url
+    scheme, _, rest = url.partition("://")
+    is_here = urlsplit(url).hostname in LOCAL_HOSTS
+    ready, why = False, ""
+    for one in dict.fromkeys((scheme, "https", "http")) if is_here else (scheme,):
+        with Connection(f"{one}://{rest}", timeout_s=PROBE_S) as server:
+            if is_here:  # the certificate names the service, and nothing secret is sent
+                server.tls = ssl.create_default_context()
+                server.tls.check_hostname, server.tls.verify_mode = False, ssl.CERT_NONE
+            try:
+                server.send_once(get("/v0/ready", **{"for": None if call.args.ready == "any" else call.args.ready}))
+                ready, why = True, ""
+                break
+            except Unreachable as error:
+                why = f"{url} does not answer: {error}"
+            except TopicsError as error:
+                why = error.message
+                break
     call.screen.result({"ready": ready, "reason": why or None}, "ready" if ready else f"not ready: {why}")
     return EXIT_DONE if ready else EXIT_FAILED
 

@@ -15,13 +15,14 @@ import httpx
 from topics.client._async.following import AsyncFollowCalls
 from topics.client._async.management import AsyncManagementCalls
 from topics.client._async.queues import AsyncJob, AsyncQueueCalls
+from topics.client._async.server import AsyncServerCalls
 from topics.client._async.transport import AsyncPrefixTransport, AsyncTransport
 from topics.client._async.work import AsyncLeases, AsyncPushes, AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
 from topics.client.contexts import default_target
 
 
-class AsyncTopics(AsyncManagementCalls, AsyncFollowCalls, AsyncQueueCalls):
+class AsyncTopics(AsyncManagementCalls, AsyncServerCalls, AsyncFollowCalls, AsyncQueueCalls):
     """A server. Every failure is a `TopicsError`, with a class per error code.
 
     async with AsyncTopics("http://127.0.0.1:4000") as topics:
