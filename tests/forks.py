@@ -182,7 +182,7 @@ _USED = (
 def _import_everything() -> None:
     from importlib import import_module
 
-    from topics.cli.main import build_parser
+    from topics.cli.options import build_parser
 
     for name in _USED:
         import_module(name)

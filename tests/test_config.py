@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tools.docs.configuration import reference
-from topics.config import GIB, KIB, MIB, SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
+from topics.config import SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
+from topics.setting_kinds import GIB, KIB, MIB
 
 ROOT = Path(__file__).resolve().parent.parent
 

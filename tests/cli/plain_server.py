@@ -10,7 +10,7 @@ import os
 import sys
 from types import SimpleNamespace
 
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 from topics.cli.servers import serve
 from topics.clock import Clock
 from topics.config import Settings

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import call
 from tests.cli.terminal import Cli, Done, Running, Terminal
 from tests.conftest import ServerProcess
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 
 TEXT = "text"  # prints text also in a pipe
 

@@ -12,7 +12,7 @@ from tests.cli.terminal import TOPICS, Cli
 from tests.conftest import ServerProcess, StartServer
 from topics import __version__
 from topics.cli import tree
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 
 KEY = "s3cret-key"
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import ServerProcess
 from topics.cli import sql
-from topics.cli.main import build_parser, main
+from topics.cli.main import main
+from topics.cli.options import build_parser
 
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
 

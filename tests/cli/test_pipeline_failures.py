@@ -11,7 +11,8 @@ import pytest
 from tests.conftest import ServerProcess
 from tests.spark.lakes import archive as archive_by_hand
 from topics.cli import pipeline
-from topics.cli.main import build_parser, main
+from topics.cli.main import main
+from topics.cli.options import build_parser
 from topics.client import Client
 
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartServer
-from topics.cli import pipeline, pipeline_start
+from topics.cli import options, pipeline
 from topics.cli.main import main
 from topics.client import Client
 
@@ -71,7 +71,7 @@ def test_refused_options_have_a_report(line: str, capsys: pytest.CaptureFixture[
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert (ended.value.code, report["error"]["kind"], report["ok"]) == (2, "usage", False)
-    assert f"topics: {report['error']['message']}\nnext: {pipeline_start.CORRECT}\n" in said.err
+    assert f"topics: {report['error']['message']}\nnext: {options.CORRECT}\n" in said.err
 
 
 def test_only_the_jvm_ignores_sigterm() -> None:

@@ -17,7 +17,7 @@ from topics.client import AsyncTopics, Cursor, Gap, MemoryCursor, NewRecord, Rec
 RECORDS = 40
 ROOM = 20  # records in a topic that becomes full
 DELETED_AT_ONCE = 5
-LARGEST_BATCH = ROOM - DELETED_AT_ONCE  # a larger one might wait for ever: the reader leaves up to four records
+LARGEST_BATCH = ROOM - DELETED_AT_ONCE  # a larger one might wait without end: the reader leaves up to four records
 JOBS = 5
 LIMIT_S = 90
 _numbers = count(1)

@@ -321,7 +321,7 @@ def test_repeated_commit_waits_for_the_sync_of_the_first_one():
     engine.flush()
     again = engine.consumers.open("a", "x", commit=1)
     gone = engine.consumers.drop("a", "y")
-    assert gone.value() is False  # depends on no change under way
+    assert gone.value() is False  # depends on no pending change
     assert not again.done
     log.finish()
     assert moved.value().seq == again.value().seq == 1

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.api import Api
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
-from topics.model.write_outline import is_slow
+from topics.server.http.request.write_request import is_slow
 
 
 def test_body_with_far_too_many_records_is_refused(api: Api, topic: str):

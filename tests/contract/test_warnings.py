@@ -8,10 +8,9 @@ import pytest
 from msgspec import Struct
 
 from tests.contract.api import Api, Background, eventually, succeeded
-from topics.model.write_outline import QUICK_BYTES, is_slow
 from topics.server.api.route_table import ROUTES
 from topics.server.http.request.unknown_fields import MAX_WARNINGS, strict
-from topics.server.http.request.write_request import LARGE_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES, QUICK_BYTES, is_slow
 
 FROM = 'unknown field "from" ignored; did you mean "from_seq"?'
 

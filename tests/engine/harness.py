@@ -72,7 +72,7 @@ class FakeLog(Log):
         done()
 
     def finish(self) -> None:
-        """End the syncs under way, and those that begin because of that."""
+        """End the pending syncs, and those that begin because of that."""
         while self.syncs:
             done = self.syncs.pop(0)
             if self.sync_fails:

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 from topics.cli.servers import serve
 from topics.engine.write import apply
 

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 from topics.cli.servers import serve
 from topics.storage.fs import File
 

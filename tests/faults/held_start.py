@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 from topics.cli.servers import serve
 from topics.engine.durable import recovery
 from topics.server.loop.storage import Storage

@@ -493,7 +493,7 @@ class Client:
             self.server.begin_checkpoint(topics=hold_after, done=done)
 
     def _current(self, name: str) -> TopicHistory | None:
-        """Return the history that a request belongs to, after a drop or creation under way has ended."""
+        """Return the history that a request belongs to, after a pending drop or creation has ended."""
         self.server.engine.find(name)
         return self.ledger.current(name)
 

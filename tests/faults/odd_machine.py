@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 from topics.cli.servers import serve
 from topics.engine.durable import checkpoint_retries
 from topics.storage import data_layout, fs

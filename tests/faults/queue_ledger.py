@@ -55,7 +55,7 @@ class Job:
     deliveries: int = 0
     nacks: int = 0  # each with a reason
     acks: list[Ack] = field(default_factory=list)
-    in_doubt: int = 0  # requests under way that may change who holds it
+    in_doubt: int = 0  # requests in flight that may change who holds it
     doubts: list[Attempt] = field(default_factory=list)  # requests that were refused and may have changed it
     key: str | None = None
     unique: bool = False

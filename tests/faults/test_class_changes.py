@@ -239,7 +239,7 @@ def test_simultaneous_changes_from_ephemeral_share_snapshots() -> None:
     store.run_all()
     assert all(ticket.done and ticket.error is None for ticket in tickets)
     snapshots = [call for call in server.disk.calls[before:] if call.op == "rename" and call.path.endswith(".snap.tmp")]
-    assert len(snapshots) == 2, "one was under way when the other two came"
+    assert len(snapshots) == 2, "one was pending when the other two came"
     after = server.crash("keep")
     assert [after.data(name) for name in "abc"] == [["1"]] * 3
 

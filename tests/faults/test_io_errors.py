@@ -78,7 +78,7 @@ def fails(
         ledger.go_on(server)
     server.tick()
     server.tick()
-    assert server.wal.read_only is None, "the log refuses writes for ever"
+    assert server.wal.read_only is None, "the log refuses all writes from now on"
     client.append("f", 1, durability="fsync")
     client.append("d", 1)
     assert client.ledger.histories["d"][-1].writes[-1].status == "acked"

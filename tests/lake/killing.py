@@ -123,7 +123,7 @@ def write(lake: Lake, done: int) -> None:
 
 
 def check(lake: Lake, done: int) -> None:
-    """Either the step that was under way was done, or it was not; and the next writer finds all in order."""
+    """Either the interrupted step was done, or it was not; and the next writer finds all in order."""
     states = [state for _, state in steps(lake)]
     possible = [states[done - 1] if done else set()] + ([states[done]] if done < len(states) else [])
     lake.create()

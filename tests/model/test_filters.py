@@ -10,8 +10,8 @@ import pytest
 from msgspec import Raw
 
 from tests.model.naive_filter import Pairs, loads, matches
+from topics.engine.read.field_tests import EXPONENT, CompiledFilter, Fields
 from topics.errors import TopicsError
-from topics.model.field_tests import EXPONENT, CompiledFilter, Fields
 from topics.model.filters import parse_filter, parse_tests
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from topics.cli.main import build_parser
+from topics.cli.options import build_parser
 from topics.cli.servers import serve
 
 fdatasync = os.fdatasync

@@ -218,7 +218,7 @@ def test_what_the_log_refuses_has_not_happened(leases_durable: bool):
     engine, topic = shop.server.engine, shop.topic
     ticket = engine.queues.ack(topic, "a", [1], None)
     second = engine.queues.ack(topic, "a", [1], None)
-    assert second.value().skipped == [1], "a second ack is skipped while the first is under way"
+    assert second.value().skipped == [1], "a second ack is skipped while the first is pending"
     refused(ticket)
     if leases_durable:
         refused(engine.queues.nack(topic, "a", [1], None, delay_ms=0))

@@ -172,7 +172,7 @@ def test_memory_holds_no_secret_once_its_requests_are_over(tmp_path: Path):
 
 def test_a_key_on_the_command_line_is_taken_out_of_the_arguments(tmp_path: Path):
     code = (
-        "import sys; from topics.cli.main import build_parser; from topics.cli.servers import serve\n"
+        "import sys; from topics.cli.options import build_parser; from topics.cli.servers import serve\n"
         "args = build_parser().parse_args(sys.argv[1:]); serve.forget_secrets(args)\n"
         "assert 's3' + 'cret' not in repr((sys.argv, sys.orig_argv, args)), (sys.argv, sys.orig_argv, args)\n"
     )

@@ -171,7 +171,7 @@ def run(scenario: Callable[[World], Any]) -> None:
 
 
 async def final_counts(world: World) -> dict[str, int]:
-    """The counts, once what was under way has come to its end."""
+    """The counts, once what was in flight has ended."""
     deadline = asyncio.get_running_loop().time() + WAIT_S
     while any(world.counts().values()) and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.001)
@@ -269,7 +269,7 @@ COMMANDS = (
 
 
 def test_connections_leave_nothing_for_the_garbage_collector():
-    """Survivors of a long collection are frozen: a connection in a cycle of references would then stay for ever."""
+    """Survivors of a long collection are frozen: a connection in a cycle of references would then never be freed."""
 
     async def end(world: World, data: bytes, *frames: bytes) -> None:
         connection, _ = world.open()

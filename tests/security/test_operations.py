@@ -406,7 +406,7 @@ def test_a_cursor_does_not_bring_topics_beyond_the_prefix_into_a_session(world: 
 
 
 def test_names_are_those_of_the_state_that_the_handler_will_find():
-    """A change under way takes effect before the handler looks: it must not get past the check in between."""
+    """A pending change takes effect before the handler looks: it must not get past the check in between."""
     engine = open_engine(log=FakeLog())
     limited = caller.Caller("k", Rights(prefixes=("in.",)))
     made = engine.put_topic("in.q", ConfigPatch(type="queue", dead_letter="in.dead"))
@@ -415,7 +415,7 @@ def test_names_are_those_of_the_state_that_the_handler_will_find():
     caller.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
 
     engine.put_topic("in.q", ConfigPatch(dead_letter="out.dead"))
-    assert engine.topics["in.q"].config.dead_letter == "in.dead", "the change is still under way"
+    assert engine.topics["in.q"].config.dead_letter == "in.dead", "the change is still pending"
     with pytest.raises(TopicsError, match="does not cover"):
         caller.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
 

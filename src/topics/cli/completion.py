@@ -11,10 +11,10 @@ import sys
 
 from topics.cli import connect
 from topics.cli.connect import Server, get
-from topics.cli.options import add_parser, option
+from topics.cli.options import add_parser, build_parser, option
 from topics.cli.output.failures import Failure
 from topics.cli.output.screen import Screen
-from topics.cli.tree import Subparsers, build_parser
+from topics.cli.tree import Subparsers
 from topics.errors import TopicsError
 
 MAX_NAMES = 1000

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from topics import __version__
 from topics.cli import tree
-from topics.cli.tree import build_parser
 
 if TYPE_CHECKING:
     from topics.cli.tree import Subparsers
@@ -58,13 +57,14 @@ def _run(words: list[str]) -> int:
     from contextlib import nullcontext
 
     from topics import early_signals
-    from topics.cli import pipeline_start
     from topics.cli.output.failures import Failure
 
     is_pipeline = words[0] == "pipeline"
     try:
         # A pipeline can take seconds to start. It handles the signals itself then.
         with early_signals.handled(signal.default_int_handler) if is_pipeline else nullcontext():
+            from topics.cli.options import build_parser
+
             args = build_parser(words).parse_args(words)
             code: int = args.execute(args)
             sys.stdout.flush()
@@ -75,7 +75,9 @@ def _run(words: list[str]) -> int:
         return failure.status
     except KeyboardInterrupt:
         if is_pipeline:
-            pipeline_start.print_failure_of(words, "interrupted", "interrupted", pipeline_start.AGAIN)
+            from topics.cli.options import AGAIN, print_failure_of
+
+            print_failure_of(words, "interrupted", "interrupted", AGAIN)
         return EXIT_INTERRUPTED
     return code
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from topics import early_signals
 from topics.cli import connect as targets
-from topics.cli import pipeline_start
-from topics.cli.options import Row, add_parser, one_of, option, section
+from topics.cli.options import AGAIN, CORRECT, Row, add_parser, one_of, option, print_failure, section
 from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure
 from topics.cli.output.screen import Screen, pretty_json
 from topics.cli.tree import Subparsers
@@ -167,7 +166,7 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
                 args.url, _, args.token_file, args.is_key_of_context = targets.choose(args, os.environ)
             report = execute(args)
         except Failure as failure:
-            return _not_started(name, args, "usage", str(failure), failure.next_step or pipeline_start.CORRECT)
+            return _not_started(name, args, "usage", str(failure), failure.next_step or CORRECT)
         except (Exception, KeyboardInterrupt) as error:
             return _failed(name, stop.cause_of(error), args)
         print(pretty_json(report) if args.json else show(report), flush=True)
@@ -175,7 +174,7 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 
 
 def _not_started(name: str, args: argparse.Namespace, kind: str, message: str, next: str) -> int:
-    pipeline_start.print_failure(name, kind, message, next, as_json=args.json, dry_run=args.dry_run)
+    print_failure(name, kind, message, next, as_json=args.json, dry_run=args.dry_run)
     return {"usage": EXIT_USAGE, "interrupted": EXIT_INTERRUPTED}.get(kind, EXIT_FAILED)
 
 
@@ -186,7 +185,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
         kind, package = ("no_spark", "Spark") if extra == "spark" else ("not_installed", error.name)
         return _not_started(name, args, kind, f"{name} needs {package}: {error}", install_command(extra))
     if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
-        return _not_started(name, args, "interrupted", "interrupted", pipeline_start.AGAIN)
+        return _not_started(name, args, "interrupted", "interrupted", AGAIN)
     from topics.spark.failures import explain, kind_of
     from topics.spark.pipelines.run.job import report_of
 

@@ -109,19 +109,3 @@ EXAMPLES = """\
 topics create orders --cap-records 1M     topics append orders '{"sku": "V60"}' --tag order-7
 topics read orders --last 10 -f           topics watch 'chat-*' orders
 """
-
-
-def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser for a command line, with only the command that it names; without words, with all commands."""
-    import importlib
-
-    from topics.cli import pipeline_start
-
-    pipeline_start.Parser.words = words or ()
-    parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
-    parser.is_first = True
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    named = [ROWS[words[0]]] if words and words[0] in ROWS else ROWS.values()
-    for module in dict.fromkeys(row.module for row in named):
-        importlib.import_module(f"topics.cli.{module}").register(subparsers)
-    return parser

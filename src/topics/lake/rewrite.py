@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
+from topics.engine.read.field_tests import Fields, compiled
 from topics.lake.archived import ArchivedEpoch, File
 from topics.lake.columns import TypedColumns
 from topics.lake.errors import Damaged
 from topics.lake.files import NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
-from topics.model.field_tests import Fields, compiled
 from topics.model.records import TagMatch
 from topics.plurals import counted
 

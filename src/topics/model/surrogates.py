@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Raw, Struct, UnsetType
 
 from topics.errors import invalid
-from topics.model.nesting import decode_again
+from topics.nesting import decode_again
 
 PIECE_BYTES = 32 << 10  # text per step, one or two milliseconds
 RECORDS_A_STEP = 64

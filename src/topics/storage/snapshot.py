@@ -149,7 +149,7 @@ def mark_copy(snapshot: Snapshot, *, ledger: int, **since_ms: int) -> None:
 
 
 def empty() -> Snapshot:
-    """Return what stands for the snapshot of a directory without snapshots. It is the only one with number 0."""
+    """Return the empty snapshot of a directory without snapshots. It is the only one with number 0."""
     return Snapshot(wal_number=0, boot_id="", clean=False, next_topic_id=0, last_epoch=0, topics=[])
 
 

@@ -1,4 +1,4 @@
-"""A key makes a retried write land once: remembered for a window, shared while under way."""
+"""A key makes a retried write land once: remembered for a window, shared while pending."""
 
 import pytest
 

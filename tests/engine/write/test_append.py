@@ -1,4 +1,4 @@
-"""Writes: what a record looks like for ever after, what is refused, and that a refusal leaves nothing behind."""
+"""Writes: how a record is stored, what is refused, and that a refusal leaves nothing behind."""
 
 import pytest
 

@@ -228,7 +228,7 @@ def test_sync_that_fails_during_a_large_write_answers_none():
     bench = Bench(f=FSYNC)
     bench.log.holds_large = True
     waiting = bench.engine.append("f", write())
-    bench.engine.flush()  # written; its sync is under way
+    bench.engine.flush()  # written; its sync is pending
     large = append_large(bench.engine, "f", write(*numbered(3)))
     bench.engine.flush()
     staged = bench.engine.append("f", write())

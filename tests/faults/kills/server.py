@@ -72,7 +72,7 @@ def main() -> None:
     """Carry out the orders of a `Spawner`, one JSON line each, until its end of the pipe is closed."""
     for name in ("topics.cli.main", "topics.cli.servers.serve", "topics.server.run", "topics.server.app"):
         importlib.import_module(name)
-    importlib.import_module("topics.cli.main").build_parser()  # it imports the commands
+    importlib.import_module("topics.cli.options").build_parser()  # it imports the commands
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command decides what to end
     running: set[int] = set()

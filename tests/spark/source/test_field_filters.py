@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
 
 from tests.conftest import ServerProcess
 from topics.client import Client
+from topics.engine.read.field_tests import Fields, compiled
 from topics.lake.columns import JsonFields
-from topics.model.field_tests import Fields, compiled
 from topics.model.filters import parse_filter
 from topics.spark import table
 from topics.spark.options import read_options

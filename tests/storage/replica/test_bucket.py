@@ -13,7 +13,7 @@ import pytest
 from tests.lake.azure import CONTAINER, azure_store
 from tests.lake.object_store import BUCKET, google_settings, object_store
 from tests.lake.object_store import settings as s3_settings
-from topics.config import parse_bucket_url
+from topics.setting_kinds import parse_bucket_url
 from topics.storage.replica.bucket import Bucket, BucketError, open_bucket
 
 

@@ -66,7 +66,7 @@ def _add(verbs: Subparsers, name: str, execute: Execute, help: str, *rows: Row) 
 
 def open_history(url: str | None, *, whole: bool) -> History:
     """Return the replica at the URL. Raise `ReplicaError` if there is none."""
-    from topics.config import parse_bucket_url
+    from topics.setting_kinds import parse_bucket_url
     from topics.storage.replica.bucket import BucketError, open_bucket
     from topics.storage.replica.history import History
 

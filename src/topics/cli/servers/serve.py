@@ -12,9 +12,10 @@ from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_USAGE
 from topics.cli.output.screen import Screen
 from topics.cli.tree import Subparsers
-from topics.config import FLAG, SETTINGS, BadSettings, Setting, Settings, unknown_variables
+from topics.config import SETTINGS, BadSettings, Setting, Settings, unknown_variables
 from topics.installation import is_installed
 from topics.plurals import counted
+from topics.setting_kinds import FLAG
 
 if TYPE_CHECKING:
     from topics.server.run import Build

@@ -26,8 +26,8 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt, DamageReport, UnknownFormat
-from topics.model.nesting import limit_restored
 from topics.model.topic import SYNCED
+from topics.nesting import limit_restored
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries

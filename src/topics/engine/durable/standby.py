@@ -25,7 +25,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, run_all
 from topics.errors import Corrupt, UnknownFormat
-from topics.model.nesting import limit_restored
+from topics.nesting import limit_restored
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File, read_whole
 from topics.storage.log import entry as entries

@@ -29,11 +29,11 @@ from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import record_bytes, surrogates
-from topics.model.nesting import decode_again
 from topics.model.queue import Reason
 from topics.model.record_bytes import META, encode_json, node_part
 from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
 from topics.model.topic import ConfigPatch, configure
+from topics.nesting import decode_again
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold
 from topics.storage.segments.extras import Terms, pack

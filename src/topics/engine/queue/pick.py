@@ -44,7 +44,7 @@ class Pass:
     """One search for up to `want` jobs."""
 
     def __init__(self, topic: Topic, queue: Leases, want: int, *, expiring_before: int = 0) -> None:
-        """Pass over returned jobs below `expiring_before`: they are about to expire."""
+        """Skip returned jobs below `expiring_before`: they are about to expire."""
         self.topic, self.queue = topic, queue
         self._expiring_before = expiring_before
         self.jobs: list[Job] = []

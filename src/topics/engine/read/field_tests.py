@@ -22,9 +22,9 @@ import msgspec
 from msgspec import UNSET
 
 from topics.model.filters import OPERATORS, Condition, Junction, Tests, number, tests_of
-from topics.model.nesting import decode_again
+from topics.nesting import decode_again
 
-EXPONENT = b"1e"  # stands for a digit with the `e` of an exponent behind it
+EXPONENT = b"1e"  # means a digit with the `e` of an exponent behind it
 UNICODE = b"\\u"  # how an escape of any character begins
 BACKSLASH = b"\\"
 _FORMS = (EXPONENT, UNICODE, BACKSLASH)

@@ -12,8 +12,8 @@ from bisect import bisect_right
 import numpy as np
 import numpy.typing as npt
 
+from topics.engine.read.field_tests import BACKSLASH, EXPONENT, UNICODE, CompiledFilter, Fields, compiled
 from topics.model import record_bytes
-from topics.model.field_tests import BACKSLASH, EXPONENT, UNICODE, CompiledFilter, Fields, compiled
 from topics.model.records import TagMatch
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns, runs

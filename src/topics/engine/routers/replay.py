@@ -19,7 +19,7 @@ from topics.engine.routers.source_records import Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
-from topics.model.nesting import allow_depth
+from topics.nesting import allow_depth
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 

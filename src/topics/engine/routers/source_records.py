@@ -22,10 +22,10 @@ from topics.engine.read.search import eligible, read_ahead, read_around, stretch
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.model import surrogates
-from topics.model.nesting import decode_again
 from topics.model.record_bytes import meta_of
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
+from topics.nesting import decode_again
 from topics.storage.segments.segment import Segment
 
 BATCH_RECORDS = 256

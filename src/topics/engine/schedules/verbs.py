@@ -33,7 +33,6 @@ from topics.engine.write.uploads import GATES, busy
 from topics.errors import TopicsError, invalid
 from topics.model import schemas
 from topics.model.names import check_schedule
-from topics.model.nesting import decode_again
 from topics.model.record_bytes import with_members
 from topics.model.records import NewRecord, WriteRequest
 from topics.model.schedule import (
@@ -44,6 +43,7 @@ from topics.model.schedule import (
     check_request,
     schedule_not_found,
 )
+from topics.nesting import decode_again
 from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
 

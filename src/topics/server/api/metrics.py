@@ -1,18 +1,15 @@
-"""Metrics of the server as rows, and their two formats: Prometheus text and JSON."""
+"""Metrics of the server as rows. `exposition` has their formats."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
 from itertools import accumulate, chain, islice
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
-from msgspec import Struct
 
 from topics import __version__
 from topics.engine.consumers.lag import Lag, lag_of, rough_age_ms
@@ -25,10 +22,10 @@ from topics.logs import ERRORS
 from topics.model.schedule import Schedule
 from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
+from topics.server.api.exposition import ROWS_PER_STEP, Metric, Sample, batches
 from topics.server.api.services import Services, Startup
-from topics.server.http.messages import TIMED, Request
+from topics.server.http.messages import TIMED
 from topics.server.limits.os_limits import resident_bytes
-from topics.server.loop.answer import elapsed_ms
 from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
 
@@ -36,16 +33,10 @@ if TYPE_CHECKING:
     from topics.engine.durable.replication import Replication
     from topics.engine.durable.standby import Standby
 
-# Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
-# are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
-Sample = tuple[str, str, str, float]
 Row = TypeVar("Row")
 ColumnOf = tuple[str, str, Callable[[Row], float | None]]  # name, help, and the value of a row
 
-TOPICS_PER_STEP = 250  # one takes about 2 µs
 CONSUMERS_PER_STEP = 200
-SAMPLES_PER_STEP = 500
-_encode = msgspec.json.encode
 
 DAMAGED_TOPICS = 100
 OTHERS = "(others)"  # no topic can have this name
@@ -64,28 +55,17 @@ REASONS = ("cap", "ttl", "restart", "corrupt", "failover")
 CLASSES = ("ephemeral", "memory", "disk", "fsync", "replicated")
 
 
-class Metric(Struct):
-    name: str
-    help: str
-    samples: list[Sample]
-    kind: str = "gauge"  # a name that ends with `_total` is a counter
-
-    def __post_init__(self) -> None:
-        if self.name.endswith("_total"):
-            self.kind = "counter"
-
-
 def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
     """Measure everything. Topics are named if `prefixes` cover them, or if there are no prefixes.
 
     Expires the leases of all queues, and the records of the named topics, first, as far as nothing has to be read from
     the disk. Creations and deletions that are still being written to the log are not waited for.
 
-    Runs in steps, because there may be many topics. A step is a metric, or `TOPICS_PER_STEP` topics.
+    Runs in steps, because there may be many topics. A step is a metric, or `ROWS_PER_STEP` topics.
     """
     yield from services.engine.replay_in_steps()
     leases = 0
-    for some in _batches(services.engine.state.queues.values()):
+    for some in batches(services.engine.state.queues.values()):
         for topic in some:
             if topic.queue is not None:
                 services.engine.expire_in_memory(topic)
@@ -120,16 +100,9 @@ def _pages(names: NameIndex, prefixes: tuple[str, ...], limit: int) -> Iterator[
     """Return up to `limit` visible names in pages. Names may be added and removed between two pages."""
     after = ""
     # Bound: each round returns names behind those of the round before.
-    while limit > 0 and (page := list(islice(names.visible(prefixes, after=after), min(limit, TOPICS_PER_STEP)))):
+    while limit > 0 and (page := list(islice(names.visible(prefixes, after=after), min(limit, ROWS_PER_STEP)))):
         after, limit = page[-1], limit - len(page)
         yield page
-
-
-def _batches(rows: Iterable[Row], size: int = TOPICS_PER_STEP) -> Iterator[list[Row]]:
-    """Return the present rows in batches. The caller must handle topics that are deleted between two batches."""
-    now = list(rows)
-    for at in range(0, len(now), size):
-        yield now[at : at + size]
 
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
@@ -323,7 +296,7 @@ def _columns(
     """Yield a metric per column, with a sample per row. A value of None is left out: its row may have changed since."""
     for metric, help, value in columns:
         samples: list[Sample] = []
-        for some in _batches(rows):
+        for some in batches(rows):
             samples += [("", label, name(row), found) for row in some if (found := value(row)) is not None]
             yield None
         yield Metric(metric, help, samples)
@@ -367,13 +340,13 @@ def _sums(topics: list[Topic]) -> list[float]:
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     engine, now_ms = services.engine, services.runtime.clock.now_ms()
     chosen, left_out, others = yield from _choose(services, prefixes)
-    for some in _batches(chosen):
+    for some in batches(chosen):
         for topic in some:
             if not topic.gone:
                 engine.expire_in_memory(topic)
         yield None
     standings: dict[Topic, ArchiveStanding | None] = {}
-    for some in _batches([topic for topic in chosen if topic.archived or topic.config.archive is not None]):
+    for some in batches([topic for topic in chosen if topic.archived or topic.config.archive is not None]):
         standings |= {topic: archived.standing(topic, now_ms, exact=False) for topic in some if not topic.gone}
         yield None
 
@@ -403,7 +376,7 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
             metric.samples.append(("", "topic", OTHERS, others[metric.name]))
         yield metric
     lost: list[Sample] = []
-    for some in _batches(chosen):
+    for some in batches(chosen):
         for topic in some:
             by_reason = topic.losses.by_reason()
             lost += [("", "topic reason", f"{topic.name} {reason}", seqs) for reason, seqs in by_reason.items()]
@@ -491,87 +464,3 @@ def _rows(*rows: tuple[str, str, float]) -> Iterator[Metric]:
 
 def _labelled(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
     return Metric(name, help, [("", label, text, value) for text, value in values.items()])
-
-
-# Metrics with other units than Prometheus has: their names for it. The old names go with the next release.
-RENAMED = {
-    "topics_uptime_ms": "topics_uptime_seconds",
-    "topics_loop_lag_ms": "topics_loop_lag_seconds",
-    "topics_loop_hold_max_ms": "topics_loop_hold_max_seconds",
-    "topics_wal_fsync_latency_us": "topics_wal_fsync_duration_seconds",
-    "topics_replica_lag_ms": "topics_replica_lag_seconds",
-    "topics_replica_follower_lag_ms": "topics_replica_follower_lag_seconds",
-}
-
-
-def renamed(rows: list[Metric], *, old_names: bool) -> list[Metric]:
-    """Add the metrics with names and units for Prometheus, and leave out those with old names if asked to."""
-    found: list[Metric] = []
-    for row in rows:
-        name = RENAMED.get(row.name)
-        if name is None or old_names:
-            found.append(row)
-        if name is not None:
-            share = 1_000_000 if row.name.endswith("_us") else 1000
-            samples: list[Sample] = []
-            for suffix, label, text, value in row.samples:
-                if suffix == "_bucket":
-                    samples.append((suffix, label, text if text == "+Inf" else f"{float(text) / share:.9g}", value))
-                else:
-                    samples.append((suffix, label, text, value if suffix == "_count" else value / share))
-            found.append(
-                Metric(
-                    name, row.help.replace("Milliseconds", "Time").replace("Microseconds", "Time"), samples, row.kind
-                )
-            )
-    return found
-
-
-def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
-    """Print Prometheus text exposition, `SAMPLES_PER_STEP` samples a step.
-
-    Topic names need no escaping: their charset has no quote, backslash or line break.
-    """
-    parts: list[bytes | memoryview] = []
-    for row in rows:
-        lines = [f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"]
-        for some in _batches(row.samples, SAMPLES_PER_STEP):
-            for suffix, label, text, value in some:
-                # A request without a route has an empty method.
-                pairs = zip(label.split(), text.split(" ") if label else (), strict=True)
-                labels = ",".join([f'{name}="{one}"' for name, one in pairs])
-                lines.append(f"{row.name}{suffix}{labels and f'{{{labels}}}'} {value}\n")
-            parts.append("".join(lines).encode())
-            lines = []
-            yield None
-        if lines:
-            parts.append(lines[0].encode())
-    return parts
-
-
-def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memoryview]]:
-    """One key a metric: a number, or an object by label (several with a slash between them), or a histogram's parts."""
-    parts: list[bytes | memoryview] = [b"{"]
-    for row in rows:
-        parts.append(b'"%b":' % row.name.encode())
-        if row.name == "topics_http_request_duration_seconds":
-            ends: dict[str, dict[str, float]] = {}
-            for suffix, _, text, value in row.samples:
-                if suffix != "_bucket":
-                    ends.setdefault(text, {})[suffix[1:]] = value
-            parts.append(_encode(ends))
-        elif row.kind == "histogram":
-            buckets = {text: value for suffix, _, text, value in row.samples if suffix == "_bucket"}
-            parts.append(_encode({"buckets": buckets, "sum": row.samples[-2][3], "count": row.samples[-1][3]}))
-        elif row.samples and not row.samples[0][1]:
-            parts.append(_encode(row.samples[0][3]))
-        else:
-            objects = []
-            for some in _batches(row.samples, SAMPLES_PER_STEP):
-                objects.append(_encode({text.replace(" ", "/"): value for _, _, text, value in some})[1:-1])
-                yield None
-            parts.append(b"{%b}" % b",".join(objects))
-        parts.append(b",")
-        yield None
-    parts.append(b'"performance":%b}\n' % _encode({"server_total_ms": elapsed_ms(request)}))
-    return parts

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 5.0
 KEY = "_topics_rollup"
-OPEN = "_open"  # folder of a table, which readers and VACUUM pass over because of its underscore
+OPEN = "_open"  # folder of a table, which readers and VACUUM ignore because of its underscore
 TASK_ROWS = 100_000  # of the result
 STATE_ROWS = 100_000
 TOPIC_STATE_BYTES, TABLE_STATE_BYTES = 64 << 10, 16 << 20  # more is not written in every round

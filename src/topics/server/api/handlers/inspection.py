@@ -11,7 +11,6 @@ from urllib.parse import unquote
 from msgspec import UNSET, UnsetType, structs
 
 import topics
-import topics.server.api.metrics as metrics
 from topics import __version__
 from topics.engine.read import timeline
 from topics.engine.steps import Steps, once_loaded, run_all
@@ -21,6 +20,7 @@ from topics.model.topic import U64_MAX
 from topics.model.wire import Health, Ready
 from topics.server.access import operations
 from topics.server.access.caller import admit
+from topics.server.api import exposition, metrics
 from topics.server.api.handlers.commands import followers
 from topics.server.api.route import Call, in_slices
 from topics.server.api.services import Services, Startup
@@ -105,13 +105,13 @@ def _form(request: Request) -> tuple[bool, bool]:
     return b"application/json" in request.headers.get(b"accept", b""), old_names
 
 
-def _shown(rows: list[metrics.Metric], request: Request) -> Steps[Response]:
+def _shown(rows: list[exposition.Metric], request: Request) -> Steps[Response]:
     """Return the metrics as JSON, with the time that `request` took, or as text."""
     as_json, old_names = _form(request)
-    rows = metrics.renamed(rows, old_names=old_names)
+    rows = exposition.renamed(rows, old_names=old_names)
     if as_json:
-        return Response(200, (yield from metrics.as_json(rows, request)))
-    return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)
+        return Response(200, (yield from exposition.as_json(rows, request)))
+    return Response(200, (yield from exposition.as_text(rows)), PROMETHEUS)
 
 
 def get_openapi(startup: Startup, call: Call) -> Answer:

@@ -45,7 +45,7 @@ class Connection(ExchangeConnection[Exchange]):
         # The deferred answer to a request of the fast path, the request, and whether the answer may be gzipped; set
         # in state AWAITING alone.
         self._late: tuple[Deferred, Request, bool] | None = None
-        self._pumping, self._entered = False, IDLE  # the last state whose entry `_follow` has acted on
+        self._pumping, self._entered = False, IDLE  # the last state whose entry `follow` has acted on
         self._turn: asyncio.Handle | None = None  # begins the next turn of the pipeline
         self._sink: StreamSink | None = None
         # For the deadlines: a value that changes whenever the client does something, and when it last changed.
@@ -246,7 +246,7 @@ class Connection(ExchangeConnection[Exchange]):
                         break
         finally:
             self._pumping = False
-        self._follow()
+        self.follow()
 
     def _write_output(self) -> None:
         pipeline = self.pipeline
@@ -263,7 +263,7 @@ class Connection(ExchangeConnection[Exchange]):
         if output.sent_hooks and not pipeline.paused:
             self._report_sent()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Do what the pipeline asks for after its output is written: each state's part once, when it is entered."""
         pipeline = self.pipeline
         pipeline.rest()
@@ -309,16 +309,7 @@ class Connection(ExchangeConnection[Exchange]):
         if self.pipeline.ending is states.DRAIN:
             self._sink.close()
         elif isinstance(stream, Upgrade):
-            asyncio.get_running_loop().call_soon(self._hand_over)
-
-    def _hand_over(self) -> None:
-        """Pass the input that came right behind the request for an upgrade to its protocol."""
-        pipeline = self.pipeline
-        data = pipeline.intake.take_rest()
-        if data and isinstance(pipeline.stream, Upgrade):
-            self.guard(pipeline.stream.received, data)
-        self.pace_reading()
-        self.note_memory()
+            asyncio.get_running_loop().call_soon(self._sink.hand_over)
 
     # --- for streams
 
@@ -395,20 +386,11 @@ class Connection(ExchangeConnection[Exchange]):
         if self._sink is not None:
             self._sink.close()
         else:
-            self._follow()
+            self.follow()
 
     def close(self) -> None:
         self.pipeline.change(states.CLOSE)
         self.transport.close()
-
-    def end_stream(self) -> None:
-        pipeline = self.pipeline
-        if isinstance(pipeline.stream, Upgrade) and pipeline.ending is not states.EOF:
-            # The client may still send. A close with unread input resets the connection: its last message is lost.
-            pipeline.change(states.SHUT)
-            self._follow()
-        else:
-            self.close()
 
 
 class StreamSink:
@@ -438,8 +420,24 @@ class StreamSink:
         return not short
 
     def close(self) -> None:
-        if self._pipeline.state is STREAMING:
-            self._connection.end_stream()
+        pipeline, connection = self._pipeline, self._connection
+        if pipeline.state is not STREAMING:
+            return
+        if isinstance(pipeline.stream, Upgrade) and pipeline.ending is not states.EOF:
+            # The client may still send. A close with unread input resets the connection: its last message is lost.
+            pipeline.change(states.SHUT)
+            connection.follow()
+        else:
+            connection.close()
+
+    def hand_over(self) -> None:
+        """Pass the input that came right behind the request for an upgrade to its protocol."""
+        pipeline, connection = self._pipeline, self._connection
+        data = pipeline.intake.take_rest()
+        if data and isinstance(pipeline.stream, Upgrade):
+            connection.guard(pipeline.stream.received, data)
+        connection.pace_reading()
+        connection.note_memory()
 
     def give_up(self) -> None:
         self._pipeline.close_timeout_ms = self._server.limits.linger_timeout_ms
