@@ -23,10 +23,13 @@ class Watcher:
     full = False
     reports_too_old = True
 
-    def __init__(self) -> None:
+    def __init__(self, clock: SimClock) -> None:
         self.frames: list[list[int]] = []
+        self.clock = clock
+        self.takes_ms = 0  # for each frame
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
+        self.clock.advance(ms=self.takes_ms)
         self.frames.append([record["$seq"] for record in json.loads(frame.payload)["records"]])
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
@@ -52,7 +55,7 @@ class Room:
         engine.flush()
         topic = engine.topics["room"]
         view = make_view(ViewOptions(), max_limit=1000)
-        self.watchers = [Watcher() for _ in range(watchers)]
+        self.watchers = [Watcher(self.clock) for _ in range(watchers)]
         self.subscriptions = [Subscription(topic, view, seq=0) for _ in self.watchers]
         for watcher, subscription in zip(self.watchers, self.subscriptions, strict=True):
             self.app.services.dispatcher.attach(subscription, watcher)
@@ -64,6 +67,23 @@ class Room:
         self.app.services.engine.append("room", request)
         self.app.services.engine.flush()
         self.loop.turn()
+
+    def steady(self, writes: int, *, every_ms: int, takes_ms: int) -> list[int]:
+        """Write at a steady rate while a delivery takes `takes_ms`. Return how many records each frame had."""
+        self.watchers[0].takes_ms = takes_ms
+        begun_ns, due_ns = self.clock.monotonic_ns(), None
+        for number in range(writes):
+            wanted_ns = begun_ns + number * every_ms * 1_000_000
+            while self.clock.monotonic_ns() < wanted_ns:
+                self.clock.advance(ms=1)
+                if due_ns is not None and self.clock.monotonic_ns() >= due_ns:
+                    due_ns = None
+                    self.loop.fire(GATHER_S)
+            self.write()
+            waits = any(timer.delay_s == GATHER_S and not timer.cancelled for timer in self.loop.timers)
+            due_ns = (due_ns or self.clock.monotonic_ns() + GATHER_MS * 1_000_000) if waits else None
+        self.loop.fire(GATHER_S)
+        return [len(frame) for frame in self.frames()]
 
     def frames(self) -> list[list[int]]:
         """Return the frames of a watcher, which are the same for all."""
@@ -134,3 +154,37 @@ def test_topic_without_watchers_left_gathers_nothing() -> None:
         many.app.services.dispatcher.detach(subscription)
     assert many.loop.fire(GATHER_S) == 1
     assert many.frames() == [[1]]
+
+
+def test_records_after_a_long_delivery_share_a_frame() -> None:
+    many = Room(GATHER_WATCHERS)
+    many.watchers[0].takes_ms = 5
+    for _ in range(3):
+        many.write()
+    assert many.frames() == [[1]]
+    assert many.loop.fire(GATHER_S) == 1
+    assert many.frames() == [[1], [2, 3]]
+    many.clock.advance(ms=GATHER_MS)
+    many.write()
+    assert many.frames() == [[1], [2, 3], [4]]
+
+
+def test_rest_is_no_longer_than_the_delivery() -> None:
+    many = Room(GATHER_WATCHERS)
+    many.watchers[0].takes_ms = 1
+    many.write()
+    many.clock.advance(ms=GATHER_MS - 1)
+    many.write()
+    assert many.frames() == [[1], [2]]
+
+
+def test_writes_at_full_load_share_frames() -> None:
+    """A delivery takes as long as five writes. What arrives meanwhile is read after it, and more comes in the rest."""
+    sizes = Room(GATHER_WATCHERS).steady(100, every_ms=1, takes_ms=5)
+    assert sum(sizes) == 100
+    assert len(sizes) <= 100 / (5 + GATHER_MS) + 2
+
+
+def test_steady_writes_with_time_between_them_never_wait() -> None:
+    sizes = Room(GATHER_WATCHERS).steady(100, every_ms=10, takes_ms=5)
+    assert sizes == [1] * 100

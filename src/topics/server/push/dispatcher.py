@@ -42,13 +42,13 @@ class FanOut:
 
     __slots__ = (
         "_loading", "_owner", "_paused_notified", "_reload", "_renderer", "_runtime", "_synced", "_syncing",
-        "_unlisten", "behind", "groups", "served_head", "served_ns", "subscriptions", "topic",
+        "_unlisten", "behind", "groups", "rests_until_ns", "served_head", "subscriptions", "topic",
     )  # fmt: skip
 
     def __init__(self, owner: Dispatcher, runtime: Runtime, budget: MemoryBudget, topic: Topic) -> None:
         self.topic = topic
-        self.served_ns = 0  # when its last turn began
-        self.served_head = topic.head  # the head of the topic then
+        self.rests_until_ns = 0  # when records no longer wait for others
+        self.served_head = topic.head  # the head of the topic when its last turn began
         self.subscriptions: dict[Subscription, None] = {}
         # Subscriptions that need frames of their own. One whose watcher is full is in neither place.
         self.behind: dict[Subscription, None] = {}
@@ -275,6 +275,7 @@ class FanOut:
 
 
 TURN_S = 0.005  # of delivery, after which requests come first
+GATHER_NS = GATHER_MS * 1_000_000
 
 
 class Dispatcher:
@@ -353,7 +354,7 @@ class Dispatcher:
             len(fan_out.subscriptions) >= GATHER_WATCHERS
             and not self._throttle.pressed
             and not (evicts and (topic.head - fan_out.served_head) * 8 > topic.count)
-            and self._runtime.clock.monotonic_ns() - fan_out.served_ns < GATHER_MS * 1_000_000
+            and self._runtime.clock.monotonic_ns() < fan_out.rests_until_ns
         ):
             if fan_out not in self._gathering:
                 self._gathering[fan_out] = self._runtime.call_later(GATHER_MS, partial(self._end_gathering, fan_out))
@@ -397,7 +398,7 @@ class Dispatcher:
 
     def _turn(self) -> None:
         tick_ns = self._runtime.clock.monotonic_ns
-        began_ns = tick_ns()
+        began_ns = at_ns = tick_ns()
         self._scheduled = False
         ready, self._ready = self._ready, {}
         now_ms, deadline = self._runtime.clock.now_ms(), self._loop.time() + TURN_S
@@ -409,10 +410,13 @@ class Dispatcher:
                 break
             if not fan_out.subscriptions:
                 continue
-            fan_out.served_ns, fan_out.served_head = began_ns, fan_out.topic.head
+            fan_out.served_head = fan_out.topic.head
             if self._gathering and (timer := self._gathering.pop(fan_out, None)) is not None:
                 timer.cancel()
-            if self._serve(fan_out, now_ms, deadline):
+            more, from_ns, at_ns = self._serve(fan_out, now_ms, deadline), at_ns, tick_ns()
+            # A rest follows a delivery that takes longer than `GATHER_MS`: else nothing would gather at full load.
+            fan_out.rests_until_ns = max(from_ns + GATHER_NS, at_ns + min(at_ns - from_ns, GATHER_NS))
+            if more:
                 self._ready[fan_out] = None
                 fan_out.topic.waits_since_ms = now_ms
             elif fan_out not in self._ready:
