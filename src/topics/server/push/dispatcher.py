@@ -245,7 +245,9 @@ class FanOut:
     def _render(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> RenderedFrame | None:
         """Return the frame after `from_seq`, or None if it is being loaded: then the topic is served again later."""
         try:
-            return self._renderer.render(view, from_seq, epoch, now_ms)
+            frame = self._renderer.render(view, from_seq, epoch, now_ms)
+            frame.sent_s = self._runtime.loop.time()
+            return frame
         except Cold as cold:
             # One load per topic at a time: its subscriptions mostly need the same records.
             if not self._loading.waiting and self._reload is None:

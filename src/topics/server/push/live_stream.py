@@ -28,8 +28,8 @@ class LiveConnection(Stream):
     """`open` is true between `begin` and the first step of the end. Subclasses override the hooks below."""
 
     __slots__ = (
-        "_heartbeat_s", "_heartbeat_timer", "_last_sent", "_sink", "_slow_timer", "_time", "full", "full_since", "head",
-        "open", "runtime", "slot",
+        "_heartbeat_s", "_heartbeat_timer", "_sink", "_slow_timer", "_time", "full", "full_since", "head",
+        "last_sent_s", "open", "runtime", "slot",
     )  # fmt: skip
 
     high_water_bytes = HIGH_WATER_BYTES
@@ -45,7 +45,7 @@ class LiveConnection(Stream):
         self.slot = slot
         slot.revoke = self.revoke
         self._heartbeat_s = heartbeat_ms / 1000  # 0 for a stream without heartbeats
-        self._last_sent = 0.0
+        self.last_sent_s = 0.0
         self._sink: Sink | None = None
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._slow_timer: asyncio.TimerHandle | None = None
@@ -70,15 +70,19 @@ class LiveConnection(Stream):
         sink = self._sink
         if sink is None or not self.open:
             return False
-        self._last_sent = self._time()
+        self.last_sent_s = self._time()
         if sink.write(data):
             return True
+        self.fill()
+        return False
+
+    def fill(self) -> None:
+        """Note that the connection holds all it may."""
         if not self.full:
             self.full = True
-            self.full_since = self._last_sent
+            self.full_since = self.last_sent_s
             timeout_ms = self.runtime.settings.slow_consumer_timeout_ms
             self._slow_timer = self.runtime.call_later(timeout_ms, self._too_slow)
-        return False
 
     def finish(self) -> None:
         if self.open:
@@ -91,7 +95,7 @@ class LiveConnection(Stream):
         self._sink = sink
         self.open = True
         self.runtime.open_ended.add(self)
-        self._last_sent = self.runtime.loop.time()
+        self.last_sent_s = self.runtime.loop.time()
         if self._heartbeat_s:
             self._heartbeat_timer = self.runtime.loop.call_later(self._heartbeat_s, self._check_heartbeat)
         if self.slot.caller.ended:  # between the request and its answer
@@ -127,10 +131,10 @@ class LiveConnection(Stream):
     def _check_heartbeat(self) -> None:
         """Send a heartbeat if one is due. The timer is set again only here, so that sending costs nothing."""
         now = self.runtime.loop.time()
-        if not self.full and now - self._last_sent >= self._heartbeat_s - 0.001:
+        if not self.full and now - self.last_sent_s >= self._heartbeat_s - 0.001:
             self.beat()
         if self.open:
-            wait_s = self._heartbeat_s if self.full else max(self._last_sent + self._heartbeat_s - now, 0.001)
+            wait_s = self._heartbeat_s if self.full else max(self.last_sent_s + self._heartbeat_s - now, 0.001)
             self._heartbeat_timer = self.runtime.loop.call_later(wait_s, self._check_heartbeat)
 
     def _too_slow(self) -> None:

@@ -43,8 +43,8 @@ class RenderedFrame:
     """
 
     __slots__ = (
-        "_by_node", "_cursor", "_end", "_others", "_pieces", "_records", "_single", "_spans", "_start", "count",
-        "from_seq", "next_seq", "socket_frame", "tombstone", "topic",
+        "_by_node", "_cursor", "_end", "_others", "_pieces", "_records", "_spans", "_start", "count",
+        "from_seq", "next_seq", "sent_s", "single_frame", "socket_frame", "tombstone", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, *, from_seq: int, next_seq: int, tombstone: Tombstone | None) -> None:
@@ -59,8 +59,10 @@ class RenderedFrame:
         self._by_node: dict[str, list[int]] = {}  # the pieces of each node
         self._others: dict[frozenset[str], RenderedFrame] = {}
         self._cursor: bytes | None = None
-        self._single: bytes | None = None
-        self.socket_frame: bytes | None = None  # the result of `socket`, once it was called
+        self.sent_s = 0.0  # by the loop's clock; all that get the frame get it then
+        # The results of `single` and `socket`, once they were called.
+        self.single_frame: bytes | None = None
+        self.socket_frame: bytes | None = None
 
     def fill(self, reading: Reading, projection: Projection) -> None:
         """Take the records that were read in their stored form, and render them as `projection` has them."""
@@ -96,7 +98,7 @@ class RenderedFrame:
             for at in reversed(own):
                 del kept[at]
             frame._start, frame._records, frame._end = self._start, b",".join(kept), self._end
-            frame._cursor = self.cursor()
+            frame._cursor, frame.sent_s = self.cursor(), self.sent_s
         self._others[nodes] = frame
         return frame
 
@@ -134,11 +136,11 @@ class RenderedFrame:
 
     def single(self) -> bytes:
         """Return the event for a watcher of this topic alone: even the event id is the same for all of them."""
-        if self._single is None:
+        if self.single_frame is None:
             # `live_stream.event_frame`, in one copy of the records.
             start = b"id: %b\nevent: %b\ndata: %b" % (self.cursor(), Event.RECORD.event, self._start)
-            self._single = b"".join((start, self._records, self._end, b"\n\n"))
-        return self._single
+            self.single_frame = b"".join((start, self._records, self._end, b"\n\n"))
+        return self.single_frame
 
     def socket(self, head: Callable[[int], bytes]) -> bytes:
         """Return the WebSocket frame; `head` makes the head of a frame of so many bytes."""

@@ -237,10 +237,12 @@ class WatchStream(EventStream):
         return True
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
-        if self._single:
-            self.send(frame.single())
-        else:
+        if not self._single:
             self.send(event_frame(Event.RECORD.event, frame.payload, id=self._session.cursor()))
+        elif self.open and (sink := self._sink) is not None:  # as `send` does it, without a call
+            self.last_sent_s = frame.sent_s
+            if not sink.write(frame.single_frame or frame.single()):
+                self.fill()
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
         self.send(event_frame(event.event, data, id=self._session.cursor()))

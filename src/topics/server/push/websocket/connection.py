@@ -184,7 +184,10 @@ class WebSocket(LiveConnection, Upgrade):
         self.send(text_head(len(payload)) + payload)
 
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
-        self.send(frame.socket_frame or frame.socket(text_head))
+        if self.open and (sink := self._sink) is not None:  # as `send` does it, without a call
+            self.last_sent_s = frame.sent_s
+            if not sink.write(frame.socket_frame or frame.socket(text_head)):
+                self.fill()
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
         self._send_text(socket_payload(event, data))
