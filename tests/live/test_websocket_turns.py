@@ -1,22 +1,29 @@
 """WebSocket input per turn of the loop, counted in frames and bytes, without a socket."""
 
 import json
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import UNSET, Raw
 
+from tests.engine.harness import read
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
 from tests.simulated.clock import SimClock
+from topics.engine.write.append import Appended
 from topics.keys import Rights
+from topics.model.records import NewRecord
 from topics.model.topic import ConfigPatch
+from topics.model.watch import Publish, PublishAck, PublishTimes
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.access.caller import ANYONE, Caller
 from topics.server.http.messages import Response
 from topics.server.http.request.write_request import LARGE_BYTES
-from topics.server.push.websocket.commands import MAX_UNACKED
+from topics.server.push.websocket.commands import MAX_UNACKED, ack_texts
 from topics.server.push.websocket.connection import WebSocket
-from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS
+from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
 
 CLOSE = 0x88
 
@@ -424,3 +431,103 @@ def test_schema_is_checked_for_every_publish_of_a_read() -> None:
     )
     client.turn()
     assert outcome(client) == [(1, "schema_violation"), (0, (1, 1)), (2, (2, 2))]
+
+
+def played(messages: list[bytes], *, at_once: int) -> Any:
+    """Send the messages, so many in each read. Return the sorted answers, and what is stored."""
+    client = Client(max_record_bytes=4096, max_body_bytes=1 << 20, max_meta_bytes=1024)
+    create_topic(client)
+    for low in range(0, len(messages), at_once):
+        client.ws.received(b"".join(frame(TEXT, text) for text in messages[low : low + at_once]))
+        finish(client)
+    answers = [json.dumps({**answer, "performance": None}, sort_keys=True) for answer in client.answers()]
+    engine = client.app.services.engine
+    stored = [b"".join(read(engine, name, limit=1000).body()) for name in ("t", "u") if name in engine.topics]
+    return sorted(answers), stored
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_publishes_of_one_read_and_of_many_have_the_same_outcome(seed: int) -> None:
+    """Send random messages in one read and one by one. Records, acks and errors must be the same."""
+    chance = Random(seed)
+    records = [b'{"data":1}', b'{"data":"\xc3\xa4"}', b'{"data":{"a":[1]},"tag":"x"}', b'{"tag":"x","data":null}']
+    odd = [
+        b'{"data":1,"meta":{"a":1}}', b'{"data":1,"node":"n"}', b'{"data":1,"colour":2}', b'{"data":\n1}', b'{"data":}',
+        b'{"data":1,"tag":"%b"}' % (b"x" * 257), b'{"data":"\\ud800"}', b'{"tag":"x"}', b'{"data":1},{"data":2}', b"",
+    ]  # fmt: skip
+    beside = [
+        b"", b"", b"", b',"return_seqs":false', b',"node":"n"', b',"create":true', b',"idempotency_key":"k"',
+        b',"config":{"ttl_ms":1}', b',"colour":1', b',"request_id":"%"', b',"request_id":1',
+    ]  # fmt: skip
+    oddness = chance.choice((0, 0, 0.02, 0.2))
+
+    def message() -> bytes:
+        is_odd = chance.random() < oddness
+        if is_odd and chance.random() < 0.3:
+            whole = [
+                b'{"op":"ping"}',
+                b"",
+                b"{",
+                b"}",
+                b"1\n2",
+                b'{"op":"publish"}',
+                b"[]",
+                b"null",
+                b'{"op":"commit"}',
+            ]
+            return chance.choice(whole)
+        found = chance.choice(odd if is_odd else records)
+        while chance.random() < 0.2:
+            found += b"," + chance.choice(records)
+        topic = b"u" if is_odd and chance.random() < 0.3 else b"t"
+        more = chance.choice(beside) if is_odd else chance.choice((b"", b"", b',"return_seqs":false'))
+        number = b"" if b"request_id" in more else b',"request_id":%d' % chance.randrange(1 << 70)
+        return b'{"op":"publish","topic":"%b","records":[%b]%b%b}' % (topic, found, number, more)
+
+    messages = [message() for _ in range(chance.choice((2, 3, 10, 100)))]
+    assert played(messages, at_once=1) == played(messages, at_once=len(messages))
+
+
+TWO = b'{"op":"publish","topic":"t","records":[{"data":1}]}\n{"op":"publish","topic":"t","records":[{"data":2}]}'
+HALVES = [b'{"op":"publish","topic":"t",', b'"records":[{"data":1}]}']
+
+
+@pytest.mark.parametrize("odd", [[TWO, b""], [b"", TWO], [*HALVES, b" "], [*HALVES, TWO]])
+def test_lines_of_messages_do_not_become_messages(odd: list[bytes]) -> None:
+    whole = TWO.partition(b"\n")[0]
+    messages = [whole, whole, *odd, whole]
+    assert played(messages, at_once=1) == played(messages, at_once=len(messages))
+
+
+def test_acks_are_what_an_encoder_renders() -> None:
+    commands = [
+        Publish(topic="t", records=[NewRecord(Raw(b"1"))] * n, request_id=request_id, return_seqs=seqs)
+        for n, request_id, seqs in (
+            (1, 1, True), (1, 2, True), (2, 3, True), (1, "%d", True), (1, None, True), (1, 4, False),
+            (1, -(1 << 80), True), (1, 5, True),
+        )
+    ]  # fmt: skip
+    at, times = Appended(None, 10, 18, 99, created=True), PublishTimes(0.125, 3.0)  # type: ignore[arg-type]
+    texts = ack_texts(commands, at, times, None)
+    firsts = [10, 11, 12, 14, 15, 16, 17, 18]
+    for command, text, first in zip(commands, texts, firsts, strict=True):
+        last = first + len(command.records) - 1
+        assert text == msgspec.json.encode(
+            PublishAck(
+                "t", first, last, 99 if last == 18 else last, True, False, times,
+                list(range(first, last + 1)) if command.return_seqs else UNSET,
+                UNSET if command.request_id is None else command.request_id,
+            )
+        )  # fmt: skip
+
+
+def test_publishes_of_one_read_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    create_topic(client)
+    decoded: list[bytes] = []
+    decode = SocketInput._decode
+    monkeypatch.setattr(SocketInput, "_decode", lambda self, text: decoded.append(text) or decode(self, text))
+    client.ws.received(publish(b'{"data":1}') * 50)
+    client.turn()
+    assert [answer["last_seq"] for answer in client.answers()] == list(range(1, 51))
+    assert len(decoded) == 1

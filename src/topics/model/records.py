@@ -1,6 +1,6 @@
 """Records and the requests that write, read and delete them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -51,6 +51,7 @@ class NewRecord(Struct, gc=False):
 class WriteRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic`."""
 
+    only_plain: ClassVar[bool] = False
     records: list[NewRecord]
     node: Annotated[str | None, "the node of records without one, at most 128 bytes"] = None
     idempotency_key: str | None = None
@@ -69,6 +70,7 @@ class PlainRecord(Struct, gc=False, forbid_unknown_fields=True):
 class PlainWriteRequest(WriteRequest, gc=False, forbid_unknown_fields=True):
     """A write whose records are all plain."""
 
+    only_plain: ClassVar[bool] = True
     records: list[PlainRecord]  # type: ignore[assignment]  # the missing fields of `NewRecord` are never read
 
 

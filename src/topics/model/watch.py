@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -15,6 +15,7 @@ from topics.model.records import (
     MAX_BATCH_BYTES,
     CommitWire,
     FilterWire,
+    PlainRecord,
     Projection,
     TagMatch,
     WriteRequest,
@@ -206,6 +207,13 @@ class Publish(WriteRequest, kw_only=True, tag_field="op", tag="publish", gc=True
     topic: str
     request_id: RequestId = None
     return_seqs: Annotated[bool, "whether the answer lists every seq"] = True
+
+
+class PlainPublish(Publish, forbid_unknown_fields=True):
+    """A `publish` whose records are all plain."""
+
+    only_plain: ClassVar[bool] = True
+    records: list[PlainRecord]  # type: ignore[assignment]  # as in `PlainWriteRequest`
 
 
 class CommitCommand(Struct, kw_only=True, tag_field="op", tag="commit", forbid_unknown_fields=True):

@@ -556,11 +556,11 @@ def test_plain_write_extends_the_last_ticket_of_its_topic():
     extend = bench.engine.appends.extend
     before = bench.engine.append("a", write(record("1")))
     ticket = bench.engine.append("a", write(record("2")))
-    assert extend(ticket, write(record("3", tag="x"), record("4")))
-    assert not extend(before, write(record("0"))), "it is not the last one"
+    assert extend(ticket, [write(record("3", tag="x"), record("4"))])
+    assert not extend(before, [write(record("0"))]), "it is not the last one"
     other = bench.engine.append("b", write(record("1")))
-    assert extend(other, write(record("2")))
-    assert extend(ticket, write(record("5")))
+    assert extend(other, [write(record("2"))])
+    assert extend(ticket, [write(record("5"))])
     after = bench.engine.append("a", write(record("6")))
     topic = bench.engine.topic("a")
     bench.turn()
@@ -569,7 +569,7 @@ def test_plain_write_extends_the_last_ticket_of_its_topic():
     assert [one["data"] for one in objects(read(bench.engine, "a", limit=100))] == [1, 2, 3, 4, 5, 6]
     assert bench.kinds() == [log_entry.APPEND] * 2
     assert (topic.staged_count, topic.staged_bytes, bench.engine.commits.pending_bytes) == (0, 0, 0)
-    assert not extend(after, write(record("7"))), "it has taken effect"
+    assert not extend(after, [write(record("7"))]), "it has taken effect"
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -577,14 +577,14 @@ def test_refused_ticket_gives_back_the_seqs_it_was_extended_by(n):
     bench = Bench(a=DISK)
     topic = bench.engine.topic("a")
     tickets = [bench.engine.append("a", write(record())) for _ in range(n)]
-    assert bench.engine.appends.extend(tickets[-1], write(record(), record()))
+    assert bench.engine.appends.extend(tickets[-1], [write(record(), record())])
     bench.log.write_fails = True
     bench.engine.flush()
     assert all(map(is_refused, tickets))
     assert (topic.next_seq, topic.staged_count, topic.staged_bytes) == (1, 0, 0)
     bench.log.write_fails = False
     again = bench.engine.append("a", write(*[record()] * (n + 2)))
-    assert not bench.engine.appends.extend(tickets[-1], write(record())), (
+    assert not bench.engine.appends.extend(tickets[-1], [write(record())]), (
         "it was refused, and other records have its seqs"
     )
     bench.turn()
@@ -595,19 +595,19 @@ def test_refused_ticket_gives_back_the_seqs_it_was_extended_by(n):
 def test_write_that_must_be_checked_extends_nothing(config):
     bench = Bench(a=config)
     ticket = bench.engine.append("a", write(record("1")))
-    assert not bench.engine.appends.extend(ticket, write(record("2")))
+    assert not bench.engine.appends.extend(ticket, [write(record("2"))])
 
 
 def test_write_with_a_key_or_more_than_a_tag_extends_nothing():
     bench = Bench(a=DISK)
     ticket = bench.engine.append("a", write(record("1")))
     extend = bench.engine.appends.extend
-    assert not extend(ticket, write(record("2"), idempotency_key="k"))
-    assert not extend(ticket, write(record("2", meta="{}")))
-    assert not extend(ticket, write(record("2", tag="x" * 257)))
-    assert not extend(ticket, write(*[record("2")] * PLAIN_MAX_RECORDS)), "the entry has no room for it"
+    assert not extend(ticket, [write(record("2"), idempotency_key="k")])
+    assert not extend(ticket, [write(record("2", meta="{}"))])
+    assert not extend(ticket, [write(record("2", tag="x" * 257))])
+    assert not extend(ticket, [write(*[record("2")] * PLAIN_MAX_RECORDS)]), "the entry has no room for it"
     run_all(bench.engine.delete_records("a", before_seq=2, match=None))
-    assert not extend(ticket, write(record("2"))), "another entry of the topic follows it"
+    assert not extend(ticket, [write(record("2"))]), "another entry of the topic follows it"
     bench.turn()
     assert bench.engine.topic("a").head == 1
 
@@ -615,10 +615,10 @@ def test_write_with_a_key_or_more_than_a_tag_extends_nothing():
 def test_extended_ticket_of_a_synced_topic_waits_for_the_sync():
     bench = Bench(a=FSYNC)
     ticket = bench.engine.append("a", write(record("1")))
-    assert bench.engine.appends.extend(ticket, write(record("2")))
+    assert bench.engine.appends.extend(ticket, [write(record("2"))])
     bench.engine.flush()
     late = bench.engine.append("a", write(record("3")))
-    assert not bench.engine.appends.extend(ticket, write(record("4"))), "its entry is in the log"
+    assert not bench.engine.appends.extend(ticket, [write(record("4"))]), "its entry is in the log"
     bench.engine.flush()
     assert (ticket.done, late.done, bench.engine.topic("a").head) == (False, False, 0)
     bench.log.finish()

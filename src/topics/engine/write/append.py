@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -177,24 +178,29 @@ class Appends:
         self.warning = warning
         return ticket
 
-    def extend(self, ticket: Ticket, request: WriteRequest) -> bool:
-        """Add a plain write to a pending one, if that is the last of its topic. Return False if it needs a ticket."""
-        topic = ticket.topic
+    def extend(self, ticket: Ticket, requests: Sequence[WriteRequest]) -> bool:
+        """Add plain writes to a pending one, if that is the last of its topic. Return False if one needs a ticket."""
+        topic, limits, count, size_bytes = ticket.topic, self._limits, 0, 0
         if (
             topic is None or ticket.done or topic.next_seq != ticket.first + ticket.count or topic.links is not None
-            or topic.config.schema is not None or request.idempotency_key is not None
-            or not (size_bytes := plain_bytes(request, self._limits))
-            or not self._join(topic, request, size_bytes, max(self._commits.turn_ms, topic.last_ts))
+            or topic.config.schema is not None
         ):  # fmt: skip
             return False
-        ticket.count += len(request.records)
-        topic.staged_count += len(request.records) if ticket is topic.leader else 0
+        for request in requests:
+            if request.idempotency_key is not None or not (request_bytes := plain_bytes(request, limits)):
+                return False
+            size_bytes += request_bytes
+            count += len(request.records)
+        if not self._join(topic, requests, count, size_bytes, max(self._commits.turn_ms, topic.last_ts)):
+            return False
+        ticket.count += count
+        topic.staged_count += count if ticket is topic.leader else 0
         return True
 
     def _share(self, topic: Topic, request: WriteRequest, size_bytes: int, first: int, ts: int) -> Ticket:
         """Stage plain records for an entry that appends of this turn share. Caps would have to count pending ones."""
         n = len(request.records)
-        if self._join(topic, request, size_bytes, ts):
+        if self._join(topic, (request,), n, size_bytes, ts):
             leader, ticket = topic.leader, Ticket(topic, None, None, None, first, n)
             if leader.followers is None:
                 leader.followers = []
@@ -206,15 +212,15 @@ class Appends:
         self._commits.stage(ticket)
         return ticket
 
-    def _join(self, topic: Topic, request: WriteRequest, size_bytes: int, ts: int) -> bool:
+    def _join(self, topic: Topic, requests: Sequence[WriteRequest], count: int, size_bytes: int, ts: int) -> bool:
         """Add plain records to the entry of the topic's leader. Return False if there is none, or no room in it."""
-        leader, end = topic.leader, topic.next_seq + len(request.records)
+        leader, end = topic.leader, topic.next_seq + count
         if (
             leader is None or leader.ts != ts or end > topic.ceiling
             or end - leader.first > PLAIN_MAX_RECORDS or leader.size_bytes + size_bytes > PLAIN_MAX_BYTES
         ):  # fmt: skip
             return False
-        leader.entry.append(request)
+        leader.entry.extend(requests)
         topic.next_seq = end
         topic.staged_bytes += size_bytes
         leader.size_bytes += size_bytes

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from msgspec import UNSET
+from msgspec.json import encode
 from wsproto import events
 
 from topics.engine.consumers.verbs import StoredConsumer
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
-from topics.engine.write.append import Prepared
+from topics.engine.write.append import Appended, Prepared
 from topics.engine.write.commit import Ticket
 from topics.engine.write.render import LARGE_BYTES
 from topics.errors import TopicsError, invalid
@@ -33,7 +34,7 @@ from topics.server.push.subscription_set import (
 from topics.storage.segments.cold import Cold
 
 T = TypeVar("T")
-Publishes = list[tuple[Publish, int]]  # with the sizes of their messages: those that share a ticket
+Publishes = tuple[list[Publish], list[int]]  # those that share a ticket, and the sizes of their messages
 
 MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
 MAX_UNACKED_BYTES = 8 << 20  # of their messages
@@ -53,7 +54,7 @@ class SocketClient(Watcher, Protocol):
     def control(self, event: events.Event) -> None: ...
     def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None: ...
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None: ...
-    def send_json(self, *messages: Any) -> None: ...
+    def send_texts(self, texts: Iterable[bytes]) -> None: ...
     def close(self, code: int, reason: str) -> None: ...
 
 
@@ -81,7 +82,7 @@ class SocketCommands:
         """
         if not isinstance(command, Publish):
             self.publishes.clear()
-        elif warnings is None and self._joins(command, size_bytes):
+        elif warnings is None and command.topic in self.publishes and self.join([command], [size_bytes]):
             return True
         try:
             self._run(command, size_bytes, warnings)
@@ -90,16 +91,22 @@ class SocketCommands:
             self._run_in_slices(again, lambda _: None, command.request_id)
         return False
 
-    def _joins(self, command: Publish, size_bytes: int) -> bool:
-        """Add a publish to the last one of its topic. Return False if it needs a ticket, or a decision, of its own."""
-        found = self.publishes.get(command.topic)
-        if found is None or command.config is not None or self.unacked >= MAX_UNACKED - 1:
+    def join(self, commands: Sequence[Publish], sizes: list[int]) -> bool:
+        """Add publishes to the last one of their topic. Return False if one needs a ticket or a decision of its own."""
+        name = commands[0].topic
+        found = self.publishes.get(name)
+        if found is None or self.unacked + len(commands) >= MAX_UNACKED:
             return False
-        if not self._services.runtime.engine.appends.extend(found[0], command):
+        for command in commands:
+            if command.config is not None or command.topic != name:
+                return False
+        if not self._services.runtime.engine.appends.extend(found[0], commands):
             return False
-        found[1].append((command, size_bytes))
-        self.unacked += 1
-        self.unacked_bytes += size_bytes
+        joined, sizes_of_joined = found[1]
+        joined += commands
+        sizes_of_joined += sizes
+        self.unacked += len(commands)
+        self.unacked_bytes += sum(sizes)
         return True
 
     def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
@@ -249,55 +256,72 @@ class SocketCommands:
         self._services.dispatcher.attach(subscription, self._client)
 
     def _publish(self, command: Publish, warnings: list[str] | None, *, size_bytes: int) -> None:
-        write, throttle = command, self._services.throttle
-        if throttle.pressed and not write.disable_backpressure:
+        throttle = self._services.throttle
+        if throttle.pressed and not command.disable_backpressure:
             throttle.check(command.topic)
-        engine, name = self._services.runtime.engine, command.topic
-
-        def staged(ticket: Ticket) -> None:
-            self.unacked += 1
-            self.unacked_bytes += size_bytes
-            publishes: Publishes = [(command, size_bytes)]
-            if warnings is None and not throttle.pressed and self._client.slot.caller.rights.node is None:
-                self.publishes[name] = ticket, publishes
-            ticket.on_done(lambda done: self._published(publishes, done, warnings))
-
-        def append(prepared: Prepared | None = None) -> Ticket:
-            nonlocal warnings
-            ticket = engine.append(name, write, prepared)
-            if engine.appends.warning is not None:
-                warnings = [*(warnings or []), engine.appends.take_warning()]
-            return ticket
-
-        def large() -> Steps[Ticket]:
-            prepared = yield from engine.prepare_append(name, write)
-            return (yield from once_loaded(lambda: append(prepared)))
-
         if size_bytes > LARGE_BYTES:
-            self._run_in_slices(large(), staged, command.request_id)
+            large = self._publish_large(command, warnings, size_bytes)
+            self._run_in_slices(large, lambda _: None, command.request_id)
         else:
-            staged(append())
+            self._append(command, None, warnings, size_bytes)
 
-    def _published(self, publishes: Publishes, done: Ticket, warnings: list[str] | None) -> None:
+    def _publish_large(self, command: Publish, warnings: list[str] | None, size_bytes: int) -> Steps[None]:
+        prepared = yield from self._services.runtime.engine.prepare_append(command.topic, command)
+        yield from once_loaded(lambda: self._append(command, prepared, warnings, size_bytes))
+
+    def _append(self, command: Publish, prepared: Prepared | None, warnings: list[str] | None, size_bytes: int) -> None:
+        engine = self._services.runtime.engine
+        ticket = engine.append(command.topic, command, prepared)
+        if engine.appends.warning is not None:
+            warnings = [*(warnings or []), engine.appends.take_warning()]
+        self.unacked += 1
+        self.unacked_bytes += size_bytes
+        publishes: Publishes = [command], [size_bytes]
+        if warnings is None and not self._services.throttle.pressed and self._client.slot.caller.rights.node is None:
+            self.publishes[command.topic] = ticket, publishes
+        ticket.on_done(partial(self._published, publishes, warnings))
+
+    def _published(self, publishes: Publishes, warnings: list[str] | None, done: Ticket) -> None:
         """Answer publishes that share a ticket, with one write to the socket."""
-        self.unacked -= len(publishes)
-        acks, at, times = [], done.result, PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3))
-        first = 0 if at is None else at.first
-        for command, message_bytes in publishes:
-            self.unacked_bytes -= message_bytes
-            if done.error is not None:
+        commands, sizes = publishes
+        self.unacked -= len(commands)
+        self.unacked_bytes -= sum(sizes)
+        if done.error is None:
+            times = PublishTimes(round(done.wal_ns / 1e6, 3), round(done.sync_ns / 1e6, 3))
+            self._client.send_texts(ack_texts(commands, done.result, times, warnings))
+        else:
+            for command in commands:
                 self._client.refuse(done.error, command.request_id)
-            else:
-                last = at.last if len(publishes) == 1 else first + len(command.records) - 1
-                acks.append(
-                    PublishAck(
-                        command.topic, first, last, at.head if last == at.last else last, at.created, at.deduped, times,
-                        list(range(first, last + 1)) if command.return_seqs else UNSET,
-                        UNSET if command.request_id is None else command.request_id,
-                        UNSET if warnings is None else warnings,
-                    )
-                )  # fmt: skip
-                first = last + 1
-        if acks:
-            self._client.send_json(*acks)
         self._client.unblock()
+
+
+def ack_texts(commands: list[Publish], at: Appended, times: PublishTimes, warnings: list[str] | None) -> list[bytes]:
+    """Return the acks of publishes that share a ticket.
+
+    Acks of single records behind the first one differ in their numbers alone. They are formatted, in half of the time
+    that an encoder takes.
+    """
+    texts, first, form = [], at.first, b""
+    for command in commands:
+        last = at.last if len(commands) == 1 else first + len(command.records) - 1
+        number = command.request_id
+        if form and last == first != at.last and command.return_seqs and type(number) is int:
+            texts.append(form % (first, first, first, first, number))
+        else:
+            ack = PublishAck(
+                command.topic, first, last, at.head if last == at.last else last, at.created, at.deduped, times,
+                list(range(first, last + 1)) if command.return_seqs else UNSET,
+                UNSET if number is None else number, UNSET if warnings is None else warnings,
+            )  # fmt: skip
+            texts.append(encode(ack))
+        if not form and warnings is None and len(commands) > 2:
+            form = _ACK % (encode(command.topic), *map(encode, (at.created, at.deduped, times)))
+        first = last + 1
+    return texts
+
+
+# A form whose arguments are the parts that all acks of a ticket share; the result has the seqs and the request id.
+_ACK = (
+    b'{"op":"ack","topic":%b,"first_seq":%%d,"last_seq":%%d,"head_seq":%%d,"created":%b,"deduped":%b,'
+    b'"performance":%b,"seqs":[%%d],"request_id":%%d}'
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha1
 from typing import Any
 
@@ -112,7 +112,7 @@ class WebSocket(LiveConnection, Upgrade):
     def fail(self, code: int, message: str) -> None:
         going = code == Code.SHUTTING_DOWN.status
         error = Code.SHUTTING_DOWN if going else Code.REQUEST_TIMEOUT
-        self.send_json({"op": "error", "code": error.wire, "message": message})
+        self.send_texts([_encode({"op": "error", "code": error.wire, "message": message})])
         self.close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
 
     def revoke(self, reason: str) -> None:
@@ -165,7 +165,7 @@ class WebSocket(LiveConnection, Upgrade):
             answer["request_id"] = request_id
         if warnings is not None:
             answer["warnings"] = warnings
-        self.send_json(answer)
+        self.send_texts([_encode(answer)])
 
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
         answer: dict[str, Any] = {"op": "error", "code": error.code.wire, "message": error.message, **more}
@@ -175,9 +175,8 @@ class WebSocket(LiveConnection, Upgrade):
             answer["retry_after_ms"] = error.retry_after_ms
         self.answer(answer, request_id)
 
-    def send_json(self, *messages: Any) -> None:
+    def send_texts(self, texts: Iterable[bytes]) -> None:
         """Send messages with one write."""
-        texts = map(_encode, messages)
         self.send(b"".join([part for text in texts for part in (text_head(len(text)), text)]))
 
     def _send_text(self, payload: bytes) -> None:

@@ -12,7 +12,7 @@ from wsproto.frame_protocol import CloseReason
 from topics import logs
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
-from topics.model.watch import Addressed, Command, Publish, RequestId
+from topics.model.watch import Addressed, Command, PlainPublish, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.http.request.unknown_fields import Noted, Notes, RequestDecoder
 from topics.server.http.request.write_request import LARGE_BYTES, decode_steps
@@ -128,6 +128,7 @@ def _unmask(data: bytes, mask: bytes) -> bytes:
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, writes=True)
 _publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish, writes=True)
+_decode_plain = msgspec.json.Decoder(PlainPublish).decode_lines
 _decode_address = msgspec.json.Decoder(Addressed)
 
 
@@ -246,12 +247,16 @@ class SocketInput:
                 self._read_later(InputState.NEXT_TURN)
                 break
             texts = splitter.texts(self._unfed, at, BYTES_PER_TURN, self._frames_left)
-            for text, end in texts:
+            for count, (text, end) in enumerate(texts):
                 at = end
                 if self._decode(text):  # a publish that has joined another changes nothing that a turn depends on
                     self._frames_left -= 1
                 elif not self._goes_on():
                     goes_on = False
+                    break
+                elif not count and len(texts) > 2 and self._join_all([text for text, _ in texts[1:]]):
+                    self._frames_left -= len(texts) - 1
+                    at = texts[-1][1]
                     break
             if texts and (at < len(self._unfed) or not goes_on):
                 continue
@@ -347,6 +352,20 @@ class SocketInput:
             self._client.refuse(error, address_of(text))
             return False
         return self._client.commands.begin(command, size_bytes, notes.warnings)
+
+    def _join_all(self, texts: list[bytes]) -> bool:
+        """Decode plain publishes together, and add them to the one before. Return False if nothing was done.
+
+        Without line breaks in the texts, as many commands as texts are one from each.
+        """
+        whole, sizes = b"\n".join(texts), list(map(len, texts))
+        if whole.count(b"\n") >= len(texts) or max(sizes) > min(SMALL_BYTES, self._max_bytes):
+            return False
+        try:
+            commands = _decode_plain(whole)
+        except (msgspec.MsgspecError, RecursionError):
+            return False
+        return len(commands) == len(texts) and self._client.commands.join(commands, sizes)
 
     def _decode_in_slices(self, text: bytes) -> None:
         """Decode a long message while other connections are served. Later messages of this one wait."""
