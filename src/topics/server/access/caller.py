@@ -82,8 +82,10 @@ class Caller:
 
     def answered(self, response: Response | None) -> None:
         """Uncount a request now, or when a large answer has been sent: the client may not read it."""
-        if response is None or body_bytes(response.body) <= SMALL_BYTES:
-            self.end_request()
+        body = b"" if response is None else response.body
+        if response is None or (len(body) if type(body) is bytes else body_bytes(body)) <= SMALL_BYTES:
+            assert self.inflight > 0, "a request ended twice"  # as `end_request` does it, without a call
+            self.inflight -= 1
         else:
             response.sent = self.end_request
 

@@ -125,8 +125,10 @@ class Deferred(msgspec.Struct, eq=False):
         assert self._response is None, "a Deferred is resolved once"
         self._response = response
         self.on_cancel = self.on_hurry = None  # the hooks often refer to this object: break the cycle
-        if self._over is not None:
-            self._end(response)
+        over = self._over
+        if over is not None:  # as `_end` does it, without a call
+            self._over = None
+            over(response)
         callback = self._callback
         if callback is not None:
             self._callback = None

@@ -44,7 +44,9 @@ def append(services: Services, call: Call, prepared: Prepared | None = None) -> 
             return services.slices.answer(request, _append_large(services, call))
         write = decode_write(request.body, call)
     if call.caller is not ANYONE:
-        bind(call.caller, write)
+        rights = call.caller.rights
+        if not rights.create or rights.node is not None:  # else `bind` changes nothing
+            bind(call.caller, write)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
