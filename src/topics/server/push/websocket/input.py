@@ -358,6 +358,8 @@ class SocketInput:
 
         Without line breaks in the texts, as many commands as texts are one from each.
         """
+        if not self._client.commands.publishes:  # under pressure each needs a decision of its own
+            return False
         whole, sizes = b"\n".join(texts), list(map(len, texts))
         if whole.count(b"\n") >= len(texts) or max(sizes) > min(SMALL_BYTES, self._max_bytes):
             return False
