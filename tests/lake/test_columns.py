@@ -15,13 +15,18 @@ from deltalake import DeltaTable
 
 from tests.lake.making import EPOCH, archive, merge, records, seqs_of
 from topics.lake import BadColumns, Change, Lake, TypedColumns, write_files
+from topics.lake.archived import Unfit
 from topics.lake.files import FILE_SCHEMA
 
 
 def typed(kind: str, *texts: str) -> list[Any]:
     """Return the values of a column `x` of this type for JSON texts of its field."""
     batch = records(1, len(texts)).set_column(5, "data", pa.array([f'{{"x": {text}}}' for text in texts]))
-    return TypedColumns.parse(f"x {kind}").extended(batch, FILE_SCHEMA).column("x").to_pylist()
+    found, unfit = TypedColumns.parse(f"x {kind}").extended(batch, FILE_SCHEMA)
+    values = found.column("x").to_pylist()
+    is_unfit = [text != "null" and value is None for text, value in zip(texts, values, strict=True)]
+    assert unfit.get("x", []) == [at for at, one in enumerate(is_unfit) if one]
+    return values
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,8 @@ def test_value_that_does_not_fit_is_null(kind: str, texts: list[str], values: li
 def test_record_that_is_no_object_or_lacks_the_field_is_null():
     texts = ['"text"', "[1]", "17", "null", '{"y": 1}', '{"x": 1, "x": 2}', '{\n "x": 3}']
     batch = records(1, 7).set_column(5, "data", pa.array(texts))
-    found = TypedColumns.parse("x INT").extended(batch, FILE_SCHEMA)
+    found, unfit = TypedColumns.parse("x INT").extended(batch, FILE_SCHEMA)
+    assert not unfit
     assert found.column("x").to_pylist() == [None] * 5 + [2, 3]
     assert found.column("data").to_pylist() == texts
 
@@ -100,6 +106,39 @@ def test_columns_are_added_later_and_filled_by_merges(lake: Lake):
     table = DeltaTable(f"{lake.path}/a").to_pyarrow_table().sort_by("seq")
     assert table["qty"].to_pylist() == list(range(1, 31))
     assert table["sku"].to_pylist()[:2] == ["s001", "s002"]
+
+
+def test_values_that_do_not_fit_are_counted_by_column(lake: Lake):
+    """An absent field and null fit. The records are in files of several dates."""
+    texts = ['{"qty": 1, "total": 1.5}', '{"qty": "1"}', '{"qty": null, "total": "x"}', "{}", '"no"', '{"qty": [2]}']
+    batch = records(1, 6, step_us=10 * 3600 * 1_000_000).set_column(5, "data", pa.array(texts))
+    table = lake.table("a")
+
+    def fill(first: int) -> None:
+        part = batch.set_column(0, "seq", pa.array(range(first, first + 6), pa.int64()))
+        files = write_files(lake.storage, "a", EPOCH, [part], typed=table.typed())
+        change = Change(op="archive", topic="a", epoch=EPOCH, adds=files, covered=(first, first + 5))
+        lake.commit(table.state(), [change])
+
+    fill(1)
+    assert lake.unfit_in("a") == {}
+    table.add_columns(TypedColumns.parse("qty INT, total DECIMAL(4,1)"))
+    fill(7)
+    qty = Unfit(type="INT", records=2, epoch=EPOCH, first_seq=8)
+    assert lake.unfit_in("a") == {"qty": qty, "total": Unfit(type="DECIMAL(4,1)", records=1, epoch=EPOCH, first_seq=9)}
+    assert lake.unfit_in("b") == {}
+
+
+def test_merge_counts_what_does_not_fit_a_column_that_it_fills(lake: Lake):
+    batch = records(1, 2).set_column(5, "data", pa.array(['{"qty": 1}', '{"qty": "1"}']))
+    files = write_files(lake.storage, "a", EPOCH, [batch])
+    table = lake.table("a")
+    lake.commit(table.state(), [Change(op="archive", topic="a", epoch=EPOCH, adds=files, covered=(1, 2))])
+    table.add_columns(TypedColumns.parse("qty INT"))
+    fill(lake, 3, 4)
+    assert lake.unfit_in("a") == {}
+    assert merge(lake, "a") == 2
+    assert lake.unfit_in("a") == {"qty": Unfit(type="INT", records=1, epoch=EPOCH, first_seq=2)}
 
 
 def test_column_of_another_type_is_refused(lake: Lake):

@@ -256,6 +256,10 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield f"  {word}: {row.topic} seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
     if len(gaps) > GAPS_SHOWN:
         yield f"  {counted(len(gaps) - GAPS_SHOWN, 'more lost range')}; --json has them all"
+    unfit = report.unfit_lines
+    yield from (f"  {text}" for text in unfit[:GAPS_SHOWN])
+    if len(unfit) > GAPS_SHOWN:
+        yield f"  {counted(len(unfit) - GAPS_SHOWN, 'more column')} with values that do not fit; --json has them all"
     for text in report.warnings:
         yield f"  warning: {text}"
     known = {name.replace("_", " "): value for name, value in report.figures.items() if value is not None}

@@ -14,6 +14,22 @@ Op = Literal["archive", "merge", "erase", "purge", "trim"]
 Range = tuple[int, int]  # seqs, both ends inclusive
 
 
+class Unfit(Struct, frozen=True, kw_only=True):
+    """How many records have a value that does not fit the type of a column: it is NULL there, and intact in `data`."""
+
+    type: str
+    records: int
+    epoch: int
+    first_seq: int
+
+    def and_(self, other: Unfit | None) -> Unfit:
+        """Return both together, with the first seq of both."""
+        if other is None:
+            return self
+        first = min(self, other, key=lambda one: (one.epoch, one.first_seq))
+        return structs.replace(first, records=self.records + other.records)
+
+
 class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One file of records of one epoch and one date."""
 
@@ -27,6 +43,7 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_ts: int
     tags: tuple[str, str] | None = None  # bounds of the tags, if known; two empty texts if no record has a tag
     stats: str = ""  # Delta's statistics as JSON; only for a file that is not committed yet
+    unfit: Mapping[str, Unfit] = {}  # by column; only for a file that is not committed yet
 
 
 class Gap(Struct, frozen=True):

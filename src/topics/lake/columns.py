@@ -101,15 +101,25 @@ class TypedColumns(Struct, frozen=True):
         """The columns as a list that Spark SQL reads as well."""
         return ", ".join(f"`{name}` {kind}" for name, kind in self.fields)
 
-    def extended(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the columns of `schema` and the typed columns, computed from `data` where the batch lacks them."""
-        names = batch.schema.names
+    def extended(self, batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[str, list[int]]]:
+        """Return the columns of `schema` and the typed columns, computed from `data` where the batch lacks them.
+
+        Also return, for each computed column, the positions of the values that do not fit its type.
+        """
+        names, data = batch.schema.names, batch.column("data")
         missing = [field for field in self.arrow_fields if field.name not in names]
-        columns, _ = JsonFields(missing).parse(batch.column("data")) if missing else ([], [])
+        columns, malformed = JsonFields(missing).parse(data) if missing else ([], [])
         values = {field.name: column for field, column in zip(missing, columns, strict=True)}
         arrays = [batch.column(name) for name in schema.names]
         arrays += [values[name] if name in values else batch.column(name) for name, _ in self.fields]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *self.arrow_fields]))
+        unfit = dict[str, list[int]]()
+        for at in malformed:
+            with suppress(*_UNREADABLE):  # a record that is no object has no fields
+                members = surrogates.members(data[at].as_py().encode())
+                for name, column in values.items():
+                    if not column[at].is_valid and bytes(members.get(name, b"null")) != b"null":
+                        unfit.setdefault(name, []).append(at)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *self.arrow_fields])), unfit
 
 
 def arrow_type(kind: str) -> pa.DataType:

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Raw, Struct
 
-from topics.lake.archived import File
-from topics.lake.columns import TypedColumns
+from topics.lake.archived import File, Unfit
+from topics.lake.columns import TypedColumns, type_name
 from topics.lake.errors import Damaged
 from topics.lake.layout import DAY_US, PARTITIONS, SCHEMA, date_of, file_path
 from topics.lake.storage import Storage, with_remedies
@@ -170,11 +170,13 @@ class FilesWriter(_Writer[File]):
         self._topic, self._epoch, self._last, self._typed = topic, epoch, last, typed
         self._day = 0
         self._seq = 0  # the last one written
+        self._unfit: dict[str, Unfit] = {}  # of the open file, by column
 
     def write(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
-        for day, part in by_day(self._typed.extended(batch, FILE_SCHEMA)):
+        for day, day_batch in by_day(batch):
+            part, unfit = self._typed.extended(day_batch, FILE_SCHEMA)
             first = part.column("seq")[0].as_py()
             if first <= self._seq:
                 raise Damaged(f"topic {self._topic}: seq {first} was read after seq {self._seq}")
@@ -184,10 +186,15 @@ class FilesWriter(_Writer[File]):
                     self.cut()
                 self._day = day
             super().write(part)
+            for name, positions in unfit.items():
+                kind, first = type_name(part.schema.field(name).type), part.column("seq")[positions[0]].as_py()
+                new = Unfit(type=kind, records=len(positions), epoch=self._epoch, first_seq=first)
+                self._unfit[name] = new.and_(self._unfit.get(name))
 
     def _open(self, batch: pa.RecordBatch) -> None:
         first, token = batch.column("seq")[0].as_py(), os.urandom(8).hex()
         path = file_path(self._topic, date_of(self._day), self._epoch, first, token, last=self._last)
+        self._unfit = {}
         bounded = {"seq", "ts", "tag", *(name for name, _ in self._typed.fields)}
         self._begin(path, batch.schema, bounded, **WRITING)
 
@@ -197,7 +204,7 @@ class FilesWriter(_Writer[File]):
         return File(
             path=self._storage.seal(self._path), date=date_of(self._day), first=first, last=last,
             rows=statistics.rows, bytes=size_bytes, stats=statistics.json(),
-            min_ts=(begin - EPOCH_START) // MS, max_ts=-((EPOCH_START - end) // MS),
+            min_ts=(begin - EPOCH_START) // MS, max_ts=-((EPOCH_START - end) // MS), unfit=self._unfit,
         )  # fmt: skip
 
 

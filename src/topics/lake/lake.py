@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
+from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState, Unfit
 from topics.lake.errors import Conflict, Damaged, NoLake
 from topics.lake.layout import GAP_SCHEMA, LOG, MARKER, PARTITIONS, SCHEMA, topic_of
 from topics.lake.rewrite import (
@@ -91,6 +91,7 @@ class Lake:
     def __init__(self, location: str) -> None:
         self.storage = Storage(location)
         self.path = self.storage.location
+        self._unfit: dict[str, dict[str, Unfit]] = {}  # by topic, see `unfit_in`
         self._tables: dict[str, TopicTable] = {}
         self._lock = threading.Lock()
 
@@ -242,7 +243,14 @@ class Lake:
         self, base: TopicState, changes: Sequence[Change], *, note: Mapping[str, Any] | None = None
     ) -> TopicState:
         """Commit changes of one topic as one version. Raise `Conflict` if the base was changed."""
-        return self.table(base.topic).commit(base, changes, note=note)
+        state, unfit = self.table(base.topic).commit(base, changes, note=note), self.unfit_in(base.topic)
+        for file in (file for change in changes for file in change.adds):
+            unfit.update({name: one.and_(unfit.get(name)) for name, one in file.unfit.items()})
+        return state
+
+    def unfit_in(self, topic: str) -> dict[str, Unfit]:
+        """Return how many values did not fit in the files that this object has committed and will commit, by column."""
+        return self._unfit.setdefault(topic, {})
 
     def discard(self, files: Iterable[File]) -> None:
         """Remove files that will not be committed."""

@@ -174,6 +174,23 @@ def test_job_without_java_says_what_to_install(
     assert (report["execution"]["engine"], report["topics"][0]["records"]) == ("process", 10)
 
 
+def test_values_that_do_not_fit_their_column_are_reported(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any
+):
+    client.append(topic, [{"data": {"n": 1}}, {"data": {"n": "2"}}, {"data": {"n": None}}, {"data": {"n": 1 << 40}}])
+    lake = str(tmp_path / "lake")
+    command = ["pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", lake, "--no-spark"]
+
+    assert main([*command, "--columns", "n INT"]) == 0
+
+    line = f"does not fit: {topic} column n INT: 2 records, the first with seq 2; NULL in the column, intact in data"
+    assert line in capsys.readouterr().out
+    client.append(topic, [{"data": {"n": 3}}, {"data": {"n": [4]}}])
+    assert main([*command, "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)["topics"]
+    assert row["unfit"] == {"n": {"type": "INT", "records": 1, "epoch": row["epoch"], "first_seq": 6}}
+
+
 def test_process_is_refused_where_only_spark_will_do(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
     client.append(topic, [{"data": n} for n in range(10)])
     with pytest.raises(BadUsage, match="where is an expression of Spark SQL"):
@@ -233,10 +250,12 @@ def _run_all(client: Client, lake: Path, way: Any) -> dict[str, Any]:
     (damaged := next(lake.glob("other/*/*/*.parquet"))).rename(damaged.with_suffix(".away"))
     keep("audit that fails", audit(**where, spark=way))
     damaged.with_suffix(".away").rename(damaged)
-    client.append("in", [{"data": {"n": n}} for n in range(50)])
+    client.append("in", [{"data": {"n": n or "none"}} for n in range(50)])
     keep("replay, dry", replay(**where, topic="in", into="again", allow_gaps=True, dry_run=True, spark=way))
     keep("replay", replay(**where, topic="in", into="again", allow_gaps=True, spark=way))
     keep("archive with trim", archive(**where, topics=["in", "other"], trim=True, spark=way))
+    [first, *_] = found["archive with trim"]["topics"]
+    assert (first["unfit"]["n"]["type"], first["unfit"]["n"]["records"]) == ("INT", 1)
     keep("audit after trim", audit(**where, topics=["in", "other"], spark=way))
     keep("erase, dry", erase(**where, topics=["in", "other"], match="t1", dry_run=True, spark=way))
     keep("erase", erase(**where, topics=["in", "other"], match="t1", spark=way))

@@ -326,6 +326,7 @@ class _Erasure:
         for topic, of_files in counts.items():
             row = self.job.report.topic(topic, into=lake.path)
             row.records, row.figures = sum(of_files), {"files": len(of_files)}
+            row.unfit = lake.unfit_in(topic)
 
     def _sum_up(self) -> None:
         report = self.job.report
@@ -346,7 +347,7 @@ def describe(report: RunReport) -> str:
     clean = len(report.topics) - len(places)
     others = counted(clean, "other place was", "other places were")
     lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
-    lines += [f"warning: {text}" for text in report.warnings]
+    lines += [*report.unfit_lines, *(f"warning: {text}" for text in report.warnings)]
     return "\n".join(lines)
 
 

@@ -57,7 +57,7 @@ def maintain(
             removed = opened.table(topic).vacuum(retention_hours=retention_hours, dry_run=job.dry_run)
             files = [file for archived in opened.table(topic).state().epochs.values() for file in archived.files]
             row = job.report.topic(topic, into=opened.path)
-            row.size_bytes = sum(file.bytes for file in files)
+            row.size_bytes, row.unfit = sum(file.bytes for file in files), opened.unfit_in(topic)
             row.figures = {
                 "merged": count, "removed_files": len(removed), "removed_bytes": sum(removed), "files": len(files),
             }  # fmt: skip

@@ -129,7 +129,9 @@ class ArchiveState:
         return self.lake.snapshot() if self.lake.exists() else Snapshot()
 
     def row(self, topic: str) -> TopicReport:
-        return self.job.report.topic(topic, server=self.url)
+        row = self.job.report.topic(topic, server=self.url)
+        row.unfit = self.lake.unfit_in(topic)
+        return row
 
     def note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Keep the last archived seqs, for the lags in the report."""

@@ -12,6 +12,9 @@ from typing import Any, Literal, TextIO
 
 from msgspec import Struct, field
 
+from topics.lake.archived import Unfit
+from topics.plurals import counted
+
 State = Literal["running", "done", "failed", "stopped"]
 
 
@@ -59,6 +62,7 @@ class TopicReport(Struct, kw_only=True, omit_defaults=True):
     size_bytes: int = 0
     lag: int | None = None  # seqs between the position and the head, at the last check
     gaps: list[ReportedGap] = field(default_factory=list)
+    unfit: dict[str, Unfit] = field(default_factory=dict)  # values that do not fit their typed column, by column
     would: list[str] = field(default_factory=list)  # in a dry run
     figures: dict[str, Any] = field(default_factory=dict)  # figures of this pipeline
 
@@ -120,6 +124,16 @@ class RunReport(Struct, kw_only=True):
     @property
     def gaps(self) -> int:
         return sum(len(row.gaps) for row in self.topics)
+
+    @property
+    def unfit_lines(self) -> list[str]:
+        """What does not fit its typed column, a line for each column."""
+        return [
+            f"does not fit: {row.topic} column {name} {one.type}: {counted(one.records, 'record')}, the first with seq "
+            f"{one.first_seq}; NULL in the column, intact in data"
+            for row in self.topics
+            for name, one in row.unfit.items()
+        ]
 
     @property
     def took(self) -> str:
