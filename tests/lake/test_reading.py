@@ -135,6 +135,7 @@ def test_deltalake_reads_records_and_no_gaps(lake: Lake):
     assert table["seq"].to_list() == LEFT
     assert table["data"].to_list() == [f'{{"n":{seq}}}' for seq in LEFT]
     assert set(table["date"]) == {date(2024, 2, 29)}
+    assert DeltaTable(f"{lake.path}/a").metadata().description == "records of topic a; a row per record"
     comments = {one.name: one.metadata.get("comment") for one in DeltaTable(f"{lake.path}/a").schema().fields}
     assert comments["ts"] == "commit time"
     assert [name for name, comment in comments.items() if not comment] == ["n"]

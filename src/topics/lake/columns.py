@@ -15,7 +15,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
@@ -58,9 +58,10 @@ class BadColumns(ValueError):
 
 
 class TypedColumns(Struct, frozen=True):
-    """The typed columns of a table: names and Arrow types."""
+    """The typed columns of a table: names and Arrow types. `comments` are those of new columns, by name."""
 
     fields: tuple[tuple[str, str], ...] = ()  # name, and type as in a list of columns
+    comments: Mapping[str, str] = {}
 
     @classmethod
     def parse(cls, text: str) -> TypedColumns:
@@ -94,7 +95,8 @@ class TypedColumns(Struct, frozen=True):
 
     @property
     def arrow_fields(self) -> list[pa.Field]:
-        return [pa.field(name, arrow_type(kind)) for name, kind in self.fields]
+        comments = {name: {"comment": text} for name, text in self.comments.items()}
+        return [pa.field(name, arrow_type(kind), metadata=comments.get(name)) for name, kind in self.fields]
 
     @property
     def ddl(self) -> str:

@@ -110,15 +110,17 @@ class DeltaFolder:
 
     # --- changes
 
-    def create(self, schema: pa.Schema, *, name: str, properties: Mapping[str, str]) -> None:
+    def create(
+        self, schema: pa.Schema, *, name: str, properties: Mapping[str, str], description: str | None = None
+    ) -> None:
         """Create the table unless it exists."""
         if self.table is not None or self.open() is not None:
             return
         try:
             DeltaTable.create(
                 self.uri, Schema.from_arrow(schema), mode="error", partition_by=self._partitions, name=name,
-                configuration=PROPERTIES | dict(properties), storage_options=self.storage.options or None,
-                post_commithook_properties=BY_HAND,
+                description=description, configuration=PROPERTIES | dict(properties),
+                storage_options=self.storage.options or None, post_commithook_properties=BY_HAND,
             )  # fmt: skip
         except (DeltaError, CommitFailedError, FileExistsError):
             if self.open() is None:  # another process has created it

@@ -191,7 +191,8 @@ class TopicTable:
         the run cannot commit records that it read before the erasure.
         """
         with self._delta.errors():
-            self._delta.create(TABLE_SCHEMA, name=self.topic, properties=PROPERTIES)
+            description = f"records of topic {self.topic}; a row per record"
+            self._delta.create(TABLE_SCHEMA, name=self.topic, properties=PROPERTIES, description=description)
 
     def add_columns(self, columns: TypedColumns) -> list[str]:
         """Add the typed columns that the table lacks, and return their names. Raise `BadColumns` if a type differs."""

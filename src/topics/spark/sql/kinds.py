@@ -55,15 +55,19 @@ def of_schema(schema: Any) -> Kind:
 
 
 def columns(schema: Any) -> TypedColumns:
-    """Return the typed columns of a lake for a JSON Schema: its fields that are numbers, texts or true or false."""
-    kind = of_schema(schema)
+    """Return the typed columns of a lake for a JSON Schema: its fields that are numbers, texts or true or false.
+
+    The description of a field is the comment of its column.
+    """
+    kind, comments = of_schema(schema), dict[str, str]()
     found: dict[str, tuple[str, str]] = {}
     for name, inner in (kind if isinstance(kind, dict) else {}).items():
         with suppress(BadColumns):  # a name that no column can have
             if isinstance(inner, str) and "`" not in name:
                 [field] = TypedColumns.parse(f"`{name}` {inner}").fields
-                found.setdefault(name.lower(), field)
-    return TypedColumns(tuple(found.values()))
+                if found.setdefault(name.lower(), field) is field:
+                    comments[name] = str(schema["properties"][name].get("description", ""))
+    return TypedColumns(tuple(found.values()), {name: text for name, text in comments.items() if text})
 
 
 def _of(value: Any) -> Kind:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
 import xxhash
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topics.client import Client
 from topics.lake import BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns
@@ -277,10 +277,11 @@ class _ArchiveRun(ArchiveState):
             table.create()
             if self.wanted_columns is not None:
                 table.add_columns(self.wanted_columns)
-            elif fields := self._fields(topic):
+            elif (wanted := self._columns_of_schema(topic)).fields:
                 table.state()
                 known = {name.lower() for name, _ in table.typed().fields}  # also of another type, from --columns
-                table.add_columns(TypedColumns(tuple(one for one in fields if one[0].lower() not in known)))
+                new = tuple(one for one in wanted.fields if one[0].lower() not in known)
+                table.add_columns(structs.replace(wanted, fields=new))
             return table.typed()
 
         try:
@@ -288,11 +289,11 @@ class _ArchiveRun(ArchiveState):
         except BadColumns as error:
             raise BadUsage(f"--columns: {error}") from None
 
-    def _fields(self, topic: str) -> tuple[tuple[str, str], ...]:
+    def _columns_of_schema(self, topic: str) -> TypedColumns:
         """Return the typed columns that the schema of a topic gives it."""
         with self.job.client(self.url) as client:
             found = state_of(client, topic)
-        return () if found is None or found.config.schema is None else kinds.columns(found.config.schema).fields
+        return kinds.columns(None if found is None else found.config.schema)
 
     def _commit(self, base: Snapshot, done: list[Change], extents: list[TopicExtent]) -> set[str]:
         """Commit each topic, several at a time, and return the names of the committed ones.
