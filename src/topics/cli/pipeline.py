@@ -107,6 +107,7 @@ SPARK = option(
     "run the tasks on Spark, or in this process; default: on Spark if it is installed",
     action=argparse.BooleanOptionalAction,
 )
+LIMIT = option("--max-bytes-per-second N", "read at most this much from a server", type=int)
 POSITIONS = option(
     "--positions TOPIC", "topic that stores the position [%(default)s]",
     dest="positions_topic", default="sys:positions",

@@ -8,7 +8,7 @@ from typing import Any
 from topics.cli import pipeline
 from topics.cli.connect import add_address
 from topics.cli.options import Row, add_group, add_parser, one_of, option, section
-from topics.cli.pipeline import FOLLOW, POSITIONS, SPARK, Pipeline, follow
+from topics.cli.pipeline import FOLLOW, LIMIT, POSITIONS, SPARK, Pipeline, follow
 from topics.cli.tree import Subparsers
 
 Args = argparse.Namespace
@@ -54,7 +54,7 @@ ARCHIVE = Pipeline(
             option("--strict", "fail before records are archived that do not meet --expect"),
         ),
         follow(5.0),
-        option("--max-bytes-per-second N", "read at most this much from the server", type=int),
+        LIMIT,
         option("--trim", "delete records from the topics once the lake has confirmed them"),
         option(
             "--merge N", "merge this many small files into one [%(default)d]; 0 disables merging",
@@ -74,6 +74,7 @@ AUDIT = Pipeline(
         add_address,
         SPARK,
         option("--lake DIR", "lake to compare with", required=True),
+        LIMIT,
         _topics("only this topic; repeatable. Default: all topics of server and lake, except sys: topics"),
     ),
     epilog="Exit status: 0 if every seq is explained and lake and server agree, else 1.",
@@ -95,6 +96,7 @@ COMPACT = Pipeline(
         option("--full", "start again at the first seq"),
         OLD_RECORDS,
         follow(10.0),
+        LIMIT,
         POSITIONS,
     ),
     extra="spark",
@@ -109,6 +111,7 @@ ERASE = Pipeline(
         SPARK,
         option("--match TAG", "a tag, or a tag prefix with *: user-42:*", required=True),
         option("--lake DIR", "also erase from this lake; its files are rewritten"),
+        LIMIT,
         section(
             "topics [all]",
             _topics("only this topic and its router copies; repeatable"),
@@ -169,6 +172,7 @@ MIRROR = Pipeline(
         option("--skip-trimmed", "continue without records that archive --trim deleted before they were copied"),
         _add_side("from", "source"),
         _add_side("to", "target"),
+        LIMIT,
         POSITIONS,
         SPARK,
     ),
@@ -269,6 +273,7 @@ ROLLUP = Pipeline(
         option("--full", "start again at the first seq; windows are written again"),
         OLD_RECORDS,
         follow(5.0),
+        LIMIT,
         POSITIONS,
     ),
     arguments=_rollup_arguments,

@@ -39,6 +39,17 @@ def write(client: Client, topic: str) -> list[int]:
     return [seq for seq, one in zip(written.seqs or (), data, strict=True) if one not in ({"qty": 1}, {"qty": 2})]
 
 
+def test_check_keeps_to_the_limit_of_the_run(
+    run: Run, client: Client, spark: SparkSession, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    reader, given = type(spark.read), list[dict[str, Any]]()
+    before = reader.options
+    monkeypatch.setattr(reader, "options", lambda self, **options: given.append(options) or before(self, **options))
+    write(client, topic)
+    assert run(dry_run=True, max_bytes_per_second=1_000_000).topics[0].figures == {"unexpected": 5}
+    assert [options["maxBytesPerSecond"] for options in given if options] == ["1000000"]
+
+
 def die(*_: Any) -> None:
     raise MemoryError
 

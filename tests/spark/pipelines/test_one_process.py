@@ -34,7 +34,8 @@ from topics.spark.pipelines.replay import replay
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run import tasks
 from topics.spark.pipelines.run.report import RunReport
-from topics.spark.pipelines.run.tasks import choose, in_threads
+from topics.spark.pipelines.run.tasks import Tasks, choose, in_threads
+from topics.spark.source import read
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,19 @@ def test_spark_is_used_unless_it_is_missing_or_refused(
 
 def test_threads_return_results_in_order():
     assert in_threads(range(20), lambda n: n * n, weight=lambda n: n) == [n * n for n in range(20)]
+
+
+@pytest.mark.parametrize("is_spark", [False, True])
+def test_tasks_share_the_limit_of_a_run(is_spark: bool, request: pytest.FixtureRequest):
+    ways = Tasks(request.getfixturevalue("spark") if is_spark else None, max_bytes_per_second=1000)
+
+    def limit_of(item: int) -> int:
+        return read._TASK_BYTES_PER_SECOND.get() or 0
+
+    found = ways.run(range(100), limit_of, result=int, weight=lambda item: 1)
+    assert found == [1000 // min(ways.parallelism, 100)] * 100
+    assert ways.run([1], limit_of, result=int, weight=lambda item: 1) == [1000]
+    assert limit_of(0) == 0
 
 
 def test_no_task_begins_after_a_failure():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from topics.cli.pipelines import register
-from topics.spark.pipelines.run.job import JobOptions
+from topics.spark.pipelines.run.job import ReadingOptions
 from topics.spark.pipelines.windows import Declaration
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
@@ -43,7 +43,7 @@ def options_of(name: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_every_option_is_an_argument_of_the_same_or_a_listed_name(name: str):
     function = getattr(importlib.import_module(f"topics.spark.pipelines.{name}"), name)
-    arguments = inspect.signature(function).parameters.keys() | JobOptions.__annotations__.keys()
+    arguments = inspect.signature(function).parameters.keys() | ReadingOptions.__annotations__.keys()
     declared = set(Declaration.__struct_fields__) if name == "rollup" else set()
     for option in set(options_of(name)) - ONLY_OPTIONS:
         same = option.replace("-", "_")

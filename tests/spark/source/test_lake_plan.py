@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,12 @@ from tests.lake.making import EPOCH, archive, merge
 from topics.client import Client
 from topics.lake import Lake
 from topics.lake.delta_folder import DeltaFolder
+from topics.spark.failures import BadUsage
 from topics.spark.options import read_options
 from topics.spark.pipelines import archive as archiving
+from topics.spark.pipelines.audit import audit
+from topics.spark.pipelines.erase import erase
+from topics.spark.pipelines.mirror import mirror
 from topics.spark.source.readers import LIMITED_PARTITIONS, TopicsReader
 
 Tasks = list[Callable[[], list[tuple[int, int | None]]]]
@@ -118,16 +123,23 @@ def test_trim_after_the_plan_is_noticed(server: ServerProcess, client: Client, t
     assert len(task()) == 20
 
 
-def test_reads_from_a_server_keep_to_their_limit(
-    server: ServerProcess, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    client.append(topic, [{"data": "x" * 400} for _ in range(250)])
-    now_s, size_bytes = [0.0], client.topic(topic).bytes
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that limited reads have waited."""
+    waited_s = [0.0]
 
     def sleep(seconds: float) -> None:
-        now_s[0] += seconds
+        waited_s[0] += seconds
 
-    monkeypatch.setattr("topics.spark.source.read.time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
+    monkeypatch.setattr("topics.spark.source.read.time", SimpleNamespace(monotonic=lambda: waited_s[0], sleep=sleep))
+    return waited_s
+
+
+def test_reads_from_a_server_keep_to_their_limit(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path, now_s: list[float]
+):
+    client.append(topic, [{"data": "x" * 400} for _ in range(250)])
+    size_bytes = client.topic(topic).bytes
     tasks = planned(url=server.url, subscribe=topic, maxBytesPerSecond=10_000, minPartitions=9, maxPartitionBytes=1000)
     assert len(tasks) <= LIMITED_PARTITIONS
     assert sum(len(task()) for task in tasks) == 250
@@ -136,3 +148,23 @@ def test_reads_from_a_server_keep_to_their_limit(
     lake = str(tmp_path / "lake")
     archiving.archive(url=server.url, lake=lake, topics=[topic], max_bytes_per_second=10_000, spark=False)
     assert now_s[0] - before_s == pytest.approx(size_bytes / 10_000, rel=0.2)
+
+
+def test_every_pipeline_that_reads_a_server_keeps_to_its_limit(
+    client: Client, topic: str, tmp_path: Path, now_s: list[float]
+):
+    client.append(topic, [{"data": "x" * 400, "tag": "t"} for _ in range(250)])
+    expected_s, lake = client.topic(topic).bytes / 10_000, str(tmp_path / "lake")
+    archiving.archive(url=client.url, lake=lake, topics=[topic], spark=False)
+    other = ServerProcess(tmp_path / "other", {"data_dir": tmp_path / "other/data"})
+    for run in (
+        partial(audit, url=client.url, lake=lake, topics=[topic]),
+        partial(mirror, source=client.url, target=other.url, topics=[topic]),
+        partial(erase, url=client.url, match="t", topics=[topic], dry_run=True),
+    ):
+        before_s = now_s[0]
+        run(max_bytes_per_second=10_000, spark=False)
+        assert now_s[0] - before_s == pytest.approx(expected_s, rel=0.2), run.func
+    other.stop()
+    with pytest.raises(BadUsage, match="--max-bytes-per-second: 1 or more"):
+        audit(url=client.url, lake=lake, max_bytes_per_second=0)

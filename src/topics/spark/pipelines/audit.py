@@ -24,7 +24,7 @@ from topics.lake.archived import Range, merged
 from topics.lake.rewrite import row_groups
 from topics.plurals import counted
 from topics.spark.options import ConnectionOptions, ReadOptions
-from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import BadUsage, Failed, PipelineJob, ReadingOptions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
@@ -88,7 +88,7 @@ class EpochAccount(Struct, kw_only=True):
         return merged(pair for one in self.found for pair in getattr(one, name))
 
 
-def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
+def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[ReadingOptions]) -> RunReport:
     """Look for every seq of these topics, or of all topics of server and lake. `ok` is true if all were explained.
 
     An audit changes nothing, so it has no dry run.

@@ -39,7 +39,7 @@ from topics.spark.pipelines.run.delivery import (
     record_of,
     stamped,
 )
-from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
+from topics.spark.pipelines.run.job import PipelineJob, ReadingOptions, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.sink.chunks import Sent, pieces
@@ -200,7 +200,7 @@ def compact(
     lake: str | None = None,
     step_seqs: int = rounds.STEP_SEQS,
     positions_topic: str = positions.TOPIC,
-    **options: Unpack[JobOptions],
+    **options: Unpack[ReadingOptions],
 ) -> RunReport:
     """Write the latest record for each value of `by`, a SQL expression over the record's columns and `value`.
 

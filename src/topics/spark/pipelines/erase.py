@@ -33,13 +33,13 @@ from topics.plurals import counted
 from topics.spark.failures import LakeFailed
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.run.delivery import delete_seqs, stamp_in
-from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
+from topics.spark.pipelines.run.job import BadUsage, Failed, PipelineJob, ReadingOptions, check_may_delete
 from topics.spark.pipelines.run.report import RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import TASK_BYTES
 from topics.spark.source import plan
 from topics.spark.source.catalog import state_of
 from topics.spark.source.plan import Span
-from topics.spark.source.read import read_span, without_gaps
+from topics.spark.source.read import paced, read_span, without_gaps
 from topics.spark.topic_names import Selection, no_topic, unknown_topic
 from topics.storage.segments.record_run import Run
 
@@ -86,7 +86,7 @@ def erase(
     lake: str | None = None,
     topics: Sequence[str] = (),
     prefix: str | None = None,
-    **options: Unpack[JobOptions],
+    **options: Unpack[ReadingOptions],
 ) -> RunReport:
     """Erase records by tag. `match` is a tag, or a prefix and `*`. Without `topics` and `prefix`, search all topics."""
     wanted = parse(match)
@@ -287,12 +287,13 @@ class _Erasure:
             return 0, 0
         topic, epoch = state.topic, state.epoch
         tagged_ones = self.client.scan(topic, upto_seq=state.head_seq, epoch=epoch, filter=self.match.wire())
-        by_tag = sum(piece.present for piece in tagged_ones if isinstance(piece, Run))
+        limit = self.job.max_bytes_per_second
+        by_tag = sum(piece.present for piece in paced(tagged_ones, limit) if isinstance(piece, Run))
         seqs = self._copies_in(state)
         if not seqs:
             return by_tag, 0
         wanted, by_seq = pa.array(seqs, pa.int64()), 0
-        for piece in self.client.scan(topic, from_seq=seqs[0] - 1, upto_seq=seqs[-1], epoch=epoch):
+        for piece in paced(self.client.scan(topic, from_seq=seqs[0] - 1, upto_seq=seqs[-1], epoch=epoch), limit):
             if isinstance(piece, Run):
                 by_seq += pc.sum(pc.is_in(cells(piece).seq, value_set=wanted)).as_py() or 0
         return by_tag, by_seq

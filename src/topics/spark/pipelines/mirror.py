@@ -26,7 +26,7 @@ from topics.spark.options import DEFAULT_WINDOW_MS
 from topics.spark.pipelines.mirror_task import MAX_ROUNDS, MirrorResult, MirrorTask, copy, rehearse
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import CopyPosition
-from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import RUNS, BadUsage, Failed, PipelineJob, ReadingOptions
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.trimmed import trimmed
@@ -58,7 +58,7 @@ def mirror(
     target_token_file: str | None = None,
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
-    **options: Unpack[JobOptions],
+    **options: Unpack[ReadingOptions],
 ) -> RunReport:
     """Copy from `source` to `target`, and back with `both_ways`; once, or with `follow` until the job is stopped.
 

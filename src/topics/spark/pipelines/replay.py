@@ -102,7 +102,7 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
         """Return the source as options of `format("topics")`."""
         lake_only = "true" if self.lake is not None and self.source_url is None else None
         found = {"lake": self.lake, "lakeOnly": lake_only, "path": self.path, "tag": self.tag}
-        server = {} if self.source_url is None else job.reading(self.source_url)
+        server = {} if self.source_url is None else job.reaching(self.source_url)
         return server | {name: value for name, value in found.items() if value is not None}
 
 

@@ -25,7 +25,7 @@ from topics.spark.options import ConnectionOptions, WriteOptions
 from topics.spark.pipelines import rounds, windows
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import metas, stamp_in
-from topics.spark.pipelines.run.job import JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import PipelineJob, ReadingOptions
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.windows import Declaration, Open, Partial, Seen, Turn
 from topics.spark.sink.chunks import Chunk, Sent, pieces, send
@@ -73,7 +73,7 @@ def rollup(
     lake: str | None = None,
     step_seqs: int = rounds.STEP_SEQS,
     positions_topic: str = positions.TOPIC,
-    **options: Unpack[JobOptions],
+    **options: Unpack[ReadingOptions],
 ) -> RunReport:
     """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
     with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client:

@@ -6,8 +6,9 @@ Batch queries and streams both read through this module, from a server, from fil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 from msgspec import structs
@@ -30,6 +31,8 @@ from topics.storage.fs import Fs
 from topics.storage.segments.record_run import Run
 
 PLAIN_LAYOUT = Layout()
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class DataLoss(RuntimeError):
@@ -130,10 +133,33 @@ DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query wa
 UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not cover the seqs
 
 
+# The limit of the task that runs, which reads through functions that need not know it: see `limited`.
+_TASK_BYTES_PER_SECOND: ContextVar[int | None] = ContextVar("bytes_per_second", default=None)
+
+
+def limited(item: Item, *, task: Callable[[Item], Result], bytes_per_second: int) -> Result:
+    """Run a task. All that it reads from a server together is limited."""
+    before = _TASK_BYTES_PER_SECOND.set(bytes_per_second)
+    try:
+        return task(item)
+    finally:
+        _TASK_BYTES_PER_SECOND.reset(before)
+
+
+def paced(pieces: Iterable[Item], bytes_per_second: int | None) -> Iterator[Item]:
+    """Yield the pieces of a scan, and wait where it is faster than the limit."""
+    began_s, size_bytes = time.monotonic(), 0
+    for piece in pieces:
+        if isinstance(piece, Run) and bytes_per_second is not None:
+            size_bytes += len(piece.data)
+            if (ahead_s := size_bytes / bytes_per_second - (time.monotonic() - began_s)) > 0:
+                time.sleep(ahead_s)
+        yield piece
+
+
 def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange | int]:
     """Yield runs and gaps, and last the seq after the last one examined."""
-    at, lost, limit = span.start, DROPPED, options.max_bytes_per_second
-    began_s, size_bytes = time.monotonic(), 0
+    at, lost, limit = span.start, DROPPED, _TASK_BYTES_PER_SECOND.get() or options.max_bytes_per_second
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
@@ -142,15 +168,12 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
     }
     try:
         with client_for(options.connection) as client:
-            for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
+            for piece in paced(client.scan(span.topic, from_seq=span.start - 1, **fields), limit):
                 if isinstance(piece, request.Tombstone) and piece.reason == "recreated":
                     lost = piece.reason  # later pieces belong to another epoch
                     break
                 if isinstance(piece, Run):
                     at = piece.last + 1
-                    size_bytes += len(piece.data)
-                    if limit is not None and (ahead_s := size_bytes / limit - (time.monotonic() - began_s)) > 0:
-                        time.sleep(ahead_s)
                 yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
             else:
                 return

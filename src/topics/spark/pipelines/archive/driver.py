@@ -21,7 +21,7 @@ from topics.spark.options import ReadOptions, range_options
 from topics.spark.pipelines.archive import state
 from topics.spark.pipelines.archive.state import ArchiveState, Key
 from topics.spark.pipelines.rounds import with_value
-from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
+from topics.spark.pipelines.run.job import BadUsage, Failed, PipelineJob, ReadingOptions, check_may_delete
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.tasks import Tasks, in_threads
 from topics.spark.source.catalog import ServerCatalog, state_of
@@ -51,20 +51,19 @@ def archive(
     every_s: float = EVERY_S,
     merge_files: int = MERGE_FILES,
     round_bytes: int | None = None,
-    max_bytes_per_second: int | None = None,
     new_lake: bool = False,
     columns: str | None = None,
     expect: str | None = None,
     reject_to: str | None = None,
     strict: bool = False,
-    **options: Unpack[JobOptions],
+    **options: Unpack[ReadingOptions],
 ) -> RunReport:
     """Archive topics (by `topics`, `prefix` and `pattern`) up to their present heads to the lake at a path or URL.
 
     `follow` continues with new records, with at least `every_s` seconds between rounds. `trim` deletes records from the
     topics after the lake has them: committed, synced, and read back with the right checksum. `merge_files` small files
     are merged into one; 0 disables merging. A commit covers about `round_bytes`, by default enough to keep all cores
-    busy. `max_bytes_per_second` limits what all tasks together read from the server.
+    busy.
 
     `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`. They are added to the
     tables, and later runs fill them without being asked.
@@ -88,8 +87,7 @@ def archive(
     with PipelineJob("archive", servers=[url], **options) as job:
         run = _ArchiveRun(
             job=job, lake=Lake(lake), url=url.rstrip("/"), trim=trim, merge_files=merge_files, wanted=wanted,
-            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed, max_bytes_per_second=max_bytes_per_second,
-            expectation=expectation,
+            round_bytes=round_bytes, new_lake=new_lake, wanted_columns=typed, expectation=expectation,
         )  # fmt: skip
         if job.dry_run:
             run.dry_run()
@@ -117,7 +115,6 @@ class _ArchiveRun(ArchiveState):
     wanted: Selection
     wanted_columns: TypedColumns | None
     round_bytes: int | None
-    max_bytes_per_second: int | None
     new_lake: bool
     expectation: Expectation | None
     _typed: dict[str, TypedColumns] = field(default_factory=dict)  # of each table that this run has prepared
@@ -263,10 +260,7 @@ class _ArchiveRun(ArchiveState):
     def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Change]:
         assert self._tasks is not None, "chosen with the first spans"
         self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
-        options = ReadOptions(
-            connection=self.job.connection(self.url), fail_on_data_loss=False,
-            max_bytes_per_second=self.max_bytes_per_second,
-        )  # fmt: skip
+        options = ReadOptions(connection=self.job.connection(self.url), fail_on_data_loss=False)
         return state.archive_spans(self._tasks, spans, extents, options, lake=self.lake.path, typed=self._typed)
 
     def _prepare(self, topics: Sequence[str]) -> None:
@@ -394,5 +388,5 @@ class Expectation(Struct, frozen=True, kw_only=True):
             f"named_struct('{KEY}', {origin}, 'meta', try_parse_json(meta)) AS meta",
         )  # fmt: skip
         write_id = f"expect-{xxhash.xxh3_64_hexdigest(self.condition.encode())}"
-        options = job.reading(url) | {"topic": self.reject_to or "", "writeId": write_id}
+        options = job.reaching(url) | {"topic": self.reject_to or "", "writeId": write_id}
         copies.write.format("topics").options(**options).mode("append").save()

@@ -304,7 +304,7 @@ def archive_spans(
 ) -> list[Change]:  # fmt: skip
     """Cut the spans into parts, run one task per part, and return one change per epoch.
 
-    The limit in the options is that of all tasks together. `typed` has the typed columns of topics.
+    `typed` has the typed columns of topics.
     """
     extent_of = {extent.topic: extent for extent in extents}
 
@@ -317,9 +317,6 @@ def archive_spans(
 
     least = max(min(tasks.parallelism, size_bytes(spans) // SMALL_PART_BYTES), 1)
     parts = plan.cut(spans, bytes_per_seq, min_partitions=least, partition_bytes=PART_BYTES)
-    if options.max_bytes_per_second is not None:
-        limit = options.max_bytes_per_second // max(min(len(parts), tasks.parallelism), 1)
-        options = structs.replace(options, max_bytes_per_second=max(limit, 1))
     work = partial(_archive_part, options=options, lake=lake, typed=dict(typed))
     found = tasks.run(parts, work, result=list[Change], weight=size_bytes)
     by_epoch: dict[Key, list[Change]] = {}  # a topic may have been cut between tasks

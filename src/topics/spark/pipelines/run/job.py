@@ -69,6 +69,12 @@ class JobOptions(TypedDict, total=False):
     started_ms: int | None  # when the command started, if that was before the job
 
 
+class ReadingOptions(JobOptions, total=False):
+    """Options of the pipelines that read a server in tasks."""
+
+    max_bytes_per_second: int | None  # that all tasks together read from the server
+
+
 class PipelineJob:
     """One run of a pipeline."""
 
@@ -78,7 +84,7 @@ class PipelineJob:
         *,
         servers: Sequence[str] = (),
         token_files: Mapping[str, str | None] | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[ReadingOptions],
     ) -> None:
         token, token_file = options.get("token"), options.get("token_file")
         master, spark = options.get("master"), options.get("spark")
@@ -86,6 +92,9 @@ class PipelineJob:
             raise BadUsage("token and token_file: give one of them")
         if spark is False and master is not None:
             raise BadUsage("--no-spark and --master: give one of them")
+        self.max_bytes_per_second = options.get("max_bytes_per_second")
+        if self.max_bytes_per_second is not None and self.max_bytes_per_second < 1:
+            raise BadUsage("--max-bytes-per-second: 1 or more")
         set_options(options.get("storage_options") or {})
         began_ms = options.get("started_ms") or SystemClock().now_ms()
         self.dry_run = options.get("dry_run", False)
@@ -215,7 +224,8 @@ class PipelineJob:
             self.progress.step(found.reason)
         if found.engine == "spark" and self._spark is None:
             self._check_installed(spark_only, avoidable=spark_only is None and self._wants_spark is None)
-        tasks = Tasks(self.spark if found.engine == "spark" else None)
+        spark = self.spark if found.engine == "spark" else None
+        tasks = Tasks(spark, max_bytes_per_second=self.max_bytes_per_second)
         if is_new and self._step and not self._owns_spark:  # a start of Spark has shown its own steps
             self.progress.step(self._step)
         return tasks
@@ -293,7 +303,12 @@ class PipelineJob:
         )
 
     def reading(self, url: str) -> dict[str, str]:
-        """Return the options with which `format("topics")` reads from the server, the key of the job included."""
+        """Return the options with which `format("topics")` reads from the server, with the key and limit of the job."""
+        limit = self.max_bytes_per_second
+        return self.reaching(url) | ({} if limit is None else {"maxBytesPerSecond": str(limit)})
+
+    def reaching(self, url: str) -> dict[str, str]:
+        """Return the options with which `format("topics")` reaches the server, the key of the job included."""
         options: dict[str, Any] = msgspec.to_builtins(self.connection(url))  # under their names of the source
         return {name: str(value) for name, value in options.items() if value is not None}
 

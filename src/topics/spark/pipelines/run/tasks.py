@@ -10,7 +10,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from topics.installation import is_installed
 from topics.spark.pipelines.run.report import Execution
+from topics.spark.source.read import limited
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +38,9 @@ _SCHEMA = pa.schema([pa.field("at", pa.int64()), pa.field("result", pa.binary())
 class Tasks:
     """Runs tasks, several at the same time: on the executors of a Spark session, or in threads of this process."""
 
-    def __init__(self, spark: SparkSession | None = None) -> None:
-        self.spark = spark
+    def __init__(self, spark: SparkSession | None = None, *, max_bytes_per_second: int | None = None) -> None:
+        """`max_bytes_per_second` limits what all tasks of a run together read from a server."""
+        self.spark, self._max_bytes_per_second = spark, max_bytes_per_second
 
     @cached_property
     def parallelism(self) -> int:
@@ -64,6 +66,9 @@ class Tasks:
 
         On Spark each task processes a list of items, without a shuffle and without an RDD, which Spark Connect lacks.
         """
+        if self._max_bytes_per_second is not None and items:
+            share = max(self._max_bytes_per_second // min(len(items), self.parallelism), 1)
+            task = partial(limited, task=task, bytes_per_second=share)
         if self.spark is None:
             return in_threads(items, task, weight=weight)
         found: list[Result] = []
