@@ -22,6 +22,7 @@ from topics.engine.offline.directory import Excerpt
 from topics.engine.read.read import Query
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Lake, heal
+from topics.model.names import AUDIT
 from topics.model.watch import WatchCreated
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.plan import Span, TopicExtent
@@ -96,21 +97,24 @@ def state_of(client: Client, topic: str, *, epoch: int | None = None) -> State |
     return state if epoch in (None, state.epoch) else None
 
 
-ASKED_SINGLY = 16  # with more topics a list is cheaper; with fewer the key needs no right to list
-LISTED_FOR_ONE = 1000  # rows of a list, which cost about as much as one request for a state
+FEW = 16  # topics that are looked for on one page of a list only
+LISTED_FOR_ONE = 1000  # rows of a list that are read before a topic is asked for by its name; a page has as many
 
 
 def states_of(client: Client, names: Set[str]) -> dict[str, State | Summary]:
-    """Return the state of each topic that exists. Many topics are listed, by the prefix that their names share."""
-    found: dict[str, State | Summary] = {}
-    if len(names) > ASKED_SINGLY:
-        begins, most = commonprefix(list(names)), LISTED_FOR_ONE * len(names)  # noqa: RUF071 (of characters)
+    """Return the state of each topic that exists.
+
+    Several topics are listed in one request, by the prefix that their names share. A list has all names that the key
+    may read. Topics behind the rows that are read are asked for one by one.
+    """
+    found, missing = dict[str, State | Summary](), set(names)
+    if len(names) > 1:
+        begins = commonprefix(list(names))  # noqa: RUF071 (of characters)
+        most = LISTED_FOR_ONE * (1 if len(names) <= FEW else len(names))
         rows = list(islice(client.topics(begins), most))
         found = {row.topic: row for row in rows if row.topic in names}
-        if len(rows) < most:
-            return found
-    missing = sorted(names - found.keys())
-    return found | {name: state for name in missing if (state := state_of(client, name)) is not None}
+        missing = (names - found.keys()) & ({AUDIT} if len(rows) < most else names)  # no list has the audit topic
+    return found | {name: state for name in sorted(missing) if (state := state_of(client, name)) is not None}
 
 
 class ServerCatalog(Catalog):
