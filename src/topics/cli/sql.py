@@ -242,6 +242,7 @@ def _on_spark(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tab
 
     from topics.spark import warm
     from topics.spark.jvm import SESSION, quiet_start
+    from topics.spark.pipelines.run.report import progress_for
     from topics.spark.spark_session import register as known_to
     from topics.spark.spark_session import session
     from topics.spark.sql.on_spark import SparkTables
@@ -252,14 +253,13 @@ def _on_spark(options: dict[str, str], args: argparse.Namespace) -> Iterator[Tab
     if running is not None:
         yield SparkTables(known_to(running), options, gaps=args.gaps)
         return
-    if sys.stderr.isatty():
-        print("starting Spark … (`topics spark start` keeps one running)", end="\r", file=sys.stderr, flush=True)
+    progress = progress_for()
+    progress.step(warm.STARTING)
     with tempfile.TemporaryDirectory(prefix="topics-sql-") as folder:
         config = {**SESSION, "spark.sql.warehouse.dir": folder, "spark.sql.shuffle.partitions": 8}
         with quiet_start():
             spark = session("topics sql", master=args.master or "local[*]", config=config)
-        if sys.stderr.isatty():
-            print("\x1b[K", end="", file=sys.stderr, flush=True)
+        progress.close()
         try:
             yield SparkTables(spark, options, gaps=args.gaps)
         finally:

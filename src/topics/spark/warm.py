@@ -41,6 +41,8 @@ from topics.storage.fs import Fs, Lock, LockHeld
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+STARTS = "starting Spark: 10 to 30 seconds"
+STARTING = f"{STARTS}; `topics spark start` saves them for the next commands"
 IDLE_S = 1800.0
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 30.0
@@ -129,7 +131,7 @@ def start(*, idle_s: float = IDLE_S, master: str = "local[*]", step: Callable[[s
     """Start Spark in the background, and return it once it answers. Return the running one if there is one."""
     if (state := running()) is not None:
         return state
-    step("starting Spark: 10 to 30 seconds")
+    step(STARTS)
     log = folder() / "warm.log"
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -26,6 +26,7 @@ from topics.client import Client
 from topics.lake import Lake, TypedColumns
 from topics.spark import infer_schema, register
 from topics.spark.data_source import TopicsSource
+from topics.spark.failures import Failed
 from topics.spark.source.read import DataLoss, read_span
 from topics.spark.sql.on_duckdb import DuckTables
 from topics.spark.sql.tables import check
@@ -310,6 +311,19 @@ def test_prompt_waits_for_the_end_of_a_statement(
     assert shown == [
         "x", "----", "a;⏎b", "1 row", "y", "-", "2", "1 row", "", "interrupted", "z", "-", "1", "1 row", "",
     ]  # fmt: skip
+
+
+def test_cold_start_names_the_command_that_keeps_spark_running(
+    client: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def start(*_: Any, **__: Any) -> None:
+        raise Failed("not now")
+
+    monkeypatch.setattr("topics.spark.spark_session.session", start)
+    monkeypatch.setattr("topics.spark.warm.usable", lambda: None)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    assert main(["sql", "--spark", "--url", client.url, "select 1"]) == 1
+    assert "topics: starting Spark: 10 to 30 seconds; `topics spark start` saves them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,6 @@ FIRST_RETRIES = 2
 BRIEF: Final[dict[str, Any]] = {"retries": 2, "timeout_s": 10.0}  # of a client for reports
 STATELESS = ("audit",)  # pipelines that keep no position for the next run
 
-STARTING = "starting Spark: 10 to 30 seconds; `topics spark start` saves them for the next commands"
-
-
 _EXECUTOR_SETTINGS = f"spark.executorEnv.{SETTINGS}"
 
 
@@ -63,7 +60,7 @@ class JobOptions(TypedDict, total=False):
     storage_options: Mapping[str, str]  # settings of the object store of a lake or table, beside the environment
     dry_run: bool
     master: str | None
-    spark: SparkSession | bool | None  # a session to use; True: Spark; False: this process; None: decide by size
+    spark: SparkSession | bool | None  # a session to use; True: Spark; False: this process; None: Spark if installed
     progress: Progress | None
     stop: threading.Event | None  # the caller sets it to end a job that follows
     started_ms: int | None  # when the command started, if that was before the job
@@ -265,7 +262,7 @@ class PipelineJob:
                 self._spark = register(running)
             else:
                 interrupted = self._step
-                self.step(STARTING)
+                self.step(warm.STARTING)
                 with quiet_start():
                     name = f"topics {self.report.pipeline}"
                     config = SESSION | ({_EXECUTOR_SETTINGS: os.environ[SETTINGS]} if given_options() else {})
