@@ -102,7 +102,7 @@ ROWS = (
         id="w1",
         title="append 1 record a request, 32 connections, `disk`",
         peer="XADD, 32 clients, appendfsync everysec",
-        asks=(Ask(key="XADD", bar=at_least(0.45), goal=at_least(1)),),
+        asks=(Ask(key="XADD", bar=at_least(0.5), goal=at_least(0.7)),),
         measure=_measure(Work(durability="disk", appendfsync="everysec", connections=32)),
     ),
     Row(

@@ -13,7 +13,7 @@ from load import Load
 from payload import DROP_TAG, appends, tagged_appends
 from peers import Server, running, start_topics
 from plan import Plan
-from row import Ask, Outcome, Reading, Row, Side
+from row import Ask, Outcome, Reading, Row, Side, at_least
 from rows.append import append_load
 from rows.read import diff_load
 from turns import Contender, ratio, take_turns
@@ -104,14 +104,14 @@ ROW = Row(
     peer="itself, plain",
     asks=(
         Ask(key="append, plain again"),
-        Ask(key="append, auth on"),
+        Ask(key="append, auth on", bar=at_least(0.95), goal=at_least(0.98)),
         Ask(key="append, TTL on"),
         Ask(key="append, 1% deleted"),
         Ask(key="diff, plain again"),
         Ask(key="diff, auth on"),
         Ask(key="diff, TTL on"),
         Ask(key="diff, node filter that matches nothing"),
-        Ask(key="diff, 1% deleted"),
+        Ask(key="diff, 1% deleted", bar=at_least(0.8), goal=at_least(0.95)),
     ),
     measure=measure,
     time_limit_s=240,

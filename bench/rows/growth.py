@@ -1,4 +1,8 @@
-"""w14: appends, reads and claims must cost the same for every size of the topic."""
+"""w14: appends, reads and claims must cost the same for every size of the topic.
+
+Reads begin with a topic of 1,000 records, which is one answer. A round of appends would make it many times as large,
+and a round of claims would empty it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from rows.read import diff_load
 from turns import Contender, slowdown, take_turns
 
 FLAT = at_most(1.3)
+SMALLEST_READ = 1_000
 ROUND_S = 1.0  # short: appends make the topic grow while they are measured
 MORE_ROUNDS = 3  # times the rounds of other rows, for that: the sizes are close to each other and the rounds short
 REFILL_BELOW = 500_000  # smaller topics are recreated every round: a round of appends would outgrow them
@@ -63,8 +68,9 @@ class Subject:
 def measure(plan: Plan) -> Outcome:
     rounds = plan.scale.rounds * MORE_ROUNDS
     with running(start_topics(plan, plan.fresh_dir("topics"))) as server:
-        logs = [Subject(server, size, "log") for size in plan.scale.growth]
+        smallest, *logs = (Subject(server, size, "log") for size in (SMALLEST_READ, *plan.scale.growth))
         appended = take_turns([_contender("append", log, log.append, "records/s") for log in logs], rounds=rounds)
+        logs = [smallest, *logs]
         read = take_turns([_contender("diff", log, log.diff, "reads/s") for log in logs], rounds=rounds)
         claimed = list[Side]()
         readings = [slowdown("append", appended[0], appended[1:]), slowdown("diff", read[0], read[1:])]
@@ -83,7 +89,7 @@ def _floors(plan: Plan, rounds: int) -> list[Side]:
     """Serve answers of the size of a `diff`, from as much memory, without an engine."""
     with ExitStack() as stack:
         contenders = []
-        for size in plan.scale.growth:
+        for size in (SMALLEST_READ, *plan.scale.growth):
             floor = start_floor(plan, DIFF_RECORDS * RECORD_BYTES, size * RECORD_BYTES)
             stack.enter_context(running(floor))
             run = partial(diff_load, floor.port, seconds=ROUND_S, head=size)
@@ -109,11 +115,11 @@ def _has_queues(server: Server) -> bool:
 
 ROW = Row(
     id="w14",
-    title="growth: w1, w4 and claim on topics of 10 k, 100 k, 1 M (10 M with --full) records",
-    peer="itself at 10 k",
+    title="growth: w1, w4 and claim on topics of 10 k, 100 k, 1 M (10 M with --full) records; w4 from 1 k on",
+    peer="itself at 10 k; w4 at 1 k",
     asks=(
         Ask(key="append", bar=FLAT, goal=at_most(1.1)),
-        Ask(key="diff", bar=FLAT, goal=at_most(1.1)),
+        Ask(key="diff", bar=at_most(1.2), goal=at_most(1.1)),
         Ask(key="claim", bar=FLAT, goal=at_most(1.1)),
         Ask(key="floor"),
     ),

@@ -110,7 +110,7 @@ ROW = Row(
     id="w17",
     title="longest hold of the event loop with 10,000 topics, 5,000 routers, lists, metrics and checkpoints",
     peer="none",
-    asks=(Ask(key="longest hold", unit="ms", bar=at_most(20), goal=at_most(5), cpu_bound=False),),
+    asks=(Ask(key="longest hold", unit="ms", bar=at_most(6), goal=at_most(5), cpu_bound=False),),
     measure=measure,
     time_limit_s=600,
 )

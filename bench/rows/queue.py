@@ -142,7 +142,7 @@ ROW = Row(
     id="w8",
     title="queue: 50 workers, claim 8, ack 8, 20,000 jobs",
     peer="XREADGROUP COUNT 8 + XACK + XDEL, 50 clients",
-    asks=(Ask(key="XREADGROUP", bar=at_least(0.5), goal=at_least(1)),),
+    asks=(Ask(key="XREADGROUP", bar=at_least(0.8), goal=at_least(1.2)),),
     measure=measure,
     needs=(),
 )

@@ -116,7 +116,7 @@ ROWS = (
         title="`diff` limit 1000 over a topic of 1 M records, 8 connections, cursors spread over it",
         peer="XRANGE COUNT 1000 likewise; the floor with a body of that size",
         asks=(
-            Ask(key="XRANGE", bar=at_least(12), goal=at_least(20)),
+            Ask(key="XRANGE", bar=at_least(16), goal=at_least(25)),
             Ask(key="XRANGE, answers not parsed"),
             Ask(key="floor", goal=at_least(0.8)),
         ),

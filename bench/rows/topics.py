@@ -36,6 +36,6 @@ ROW = Row(
     id="w12",
     title="10,000 topics, one append each, round robin",
     peer="w1: the same appends to one topic",
-    asks=(Ask(key="w1", bar=at_least(0.7), goal=at_least(0.9)),),
+    asks=(Ask(key="w1", bar=at_least(0.8), goal=at_least(0.95)),),
     measure=measure,
 )
