@@ -27,6 +27,7 @@ from load import Load, wrk
 from payload import appends, batch, post
 from peers import Server, cpu_s, running, start_topics
 from plan import DEFAULT, Plan, choose_cores
+from rows import creation
 from rows.actors import ACTORS_A_GROUP, CONNECTIONS, REQUESTS_AN_ACTOR, actors
 from rows.append import append_load
 from rows.nats import WEBSOCKET_ACK, websocket_publishes
@@ -131,6 +132,14 @@ def _actors(server: Server) -> Prepare:
     return lambda: run
 
 
+def _creates(server: Server, requests: Iterator[bytes]) -> Prepare:
+    def run() -> float:
+        send_all(server.port, islice(requests, creation.A_ROUND), connections=1, window=1)
+        return creation.A_ROUND
+
+    return lambda: run
+
+
 ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w1": lambda server: _append(server, 32, 1),
     "w2": lambda server: _append(server, 16, 100),
@@ -144,6 +153,8 @@ ROWS: dict[str, Callable[[Server], Prepare]] = {
     "w24-5": lambda server: _append(server, 32, 5),
     "w24-10": lambda server: _append(server, 32, 10),
     "w28": _publish,
+    "w31-append": lambda server: _creates(server, creation.by_append()),
+    "w31-put": lambda server: _creates(server, creation.by_put()),
     "w29": lambda server: _claims(server, 1, 1_000),
 }
 
@@ -151,7 +162,8 @@ ROWS: dict[str, Callable[[Server], Prepare]] = {
 @contextmanager
 def _both(plans: list[Plan]) -> Iterator[list[Server]]:
     with ExitStack() as stack:
-        settings = {"TOPICS_MAX_WATCH_SESSIONS": "1000000"}  # each round of w7 leaves its sessions behind
+        # Each round of w7 leaves its sessions behind, and each of w23 and w31 its topics.
+        settings = {"TOPICS_MAX_WATCH_SESSIONS": "1000000", "TOPICS_MAX_TOPICS": "0"}
         yield [stack.enter_context(running(start_topics(plan, plan.fresh_dir("data"), **settings))) for plan in plans]
 
 

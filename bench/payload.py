@@ -20,8 +20,16 @@ def batch(count: int) -> bytes:
 
 def post(path: str, body: bytes) -> bytes:
     """Return one complete request as bytes."""
-    head = "POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return (head % (path, len(body))).encode() + body
+    return _request("POST", path, body)
+
+
+def put(path: str, body: bytes) -> bytes:
+    return _request("PUT", path, body)
+
+
+def _request(method: str, path: str, body: bytes) -> bytes:
+    head = "%s %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return (head % (method, path, len(body))).encode() + body
 
 
 def appends(topic: str, total: int, *, per_request: int, keys: int = 0) -> Iterator[bytes]:

@@ -80,6 +80,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def waited_s(pid: int) -> float:
+    """Return how long the main thread of a process was ready to run and had no core."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def resident_bytes(pid: int) -> tuple[int, int]:
     """Return the resident memory of a process, and the part that is not backed by a file."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()

@@ -18,14 +18,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from api import Api
 from fanout import open_streams
 from fill import send_all
-from payload import PAYLOAD_BYTES, appends, post, tagged_appends
+from payload import PAYLOAD_BYTES, appends, post, put, tagged_appends
 from peers import resident_bytes, running, start_topics
 from plan import DEFAULT, HERE, Plan, choose_cores
 from report import describe_machine
@@ -81,19 +81,14 @@ def _large_records(api: Api, count: int) -> Held:
     return []
 
 
-def _requests(method: str, paths: Iterator[str], body: bytes) -> Iterator[bytes]:
-    for path in paths:
-        yield post(path, body).replace(b"POST", method.encode(), 1)
-
-
 def _topics(api: Api, count: int) -> Held:
-    send_all(api.port, _requests("PUT", (f"/v0/topics/topic-{n}" for n in range(count)), b"{}"))
+    send_all(api.port, (put(f"/v0/topics/topic-{n}", b"{}") for n in range(count)))
     return []
 
 
 def _written_topics(api: Api, count: int) -> Held:
     body = b'{"records":[{"data":1}]}'
-    send_all(api.port, _requests("POST", (f"/v0/topics/topic-{n}" for n in range(count)), body))
+    send_all(api.port, (post(f"/v0/topics/topic-{n}", body) for n in range(count)))
     return []
 
 
@@ -101,7 +96,7 @@ def _consumers(api: Api, count: int) -> Held:
     for topic in range(count // 500):
         api.create(f"topic-{topic}")
     paths = (f"/v0/topics/topic-{n // 500}/consumers/consumer-{n % 500}" for n in range(count))
-    send_all(api.port, _requests("PUT", paths, b'{"seq":0}'))
+    send_all(api.port, (put(path, b'{"seq":0}') for path in paths))
     return []
 
 

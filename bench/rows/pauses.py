@@ -18,7 +18,7 @@ from statistics import median
 from api import Api
 from fill import send_all
 from payload import batch, post
-from peers import Server, running, start_topics
+from peers import Server, running, start_topics, waited_s
 from plan import Plan
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows.append import append_load
@@ -65,17 +65,17 @@ def _one_round(plan: Plan, data_dir: Path) -> _Round:
     with running(start_topics(plan, data_dir, TOPICS_CHECKPOINT_INTERVAL_MS=CHECKPOINT_MS)) as server:
         api = Api(server.port)
         api.create("t", durability="disk")
-        waited_s, stolen_s, done = _waited_s(server.pid), _stolen_s(plan.server_core), threading.Event()
+        waited, stolen_s, done = waited_s(server.pid), _stolen_s(plan.server_core), threading.Event()
         asking = threading.Thread(target=_ask, args=(api, done))
         asking.start()
         load = append_load(server.port, seconds=plan.scale.round_s)
         done.set()
         asking.join()
-        waited_s, stolen_s = _waited_s(server.pid) - waited_s, _stolen_s(plan.server_core) - stolen_s
+        waited, stolen_s = waited_s(server.pid) - waited, _stolen_s(plan.server_core) - stolen_s
         found = HOLD.findall(api.raw("GET", "/v0/metrics")[1].decode())
         server.stop()
     holds_ms = {cause: float(text) for cause, text in found}
-    return _Round(appends_per_s=load.per_s, holds_ms=holds_ms, waited_s=waited_s, stolen_s=stolen_s)
+    return _Round(appends_per_s=load.per_s, holds_ms=holds_ms, waited_s=waited, stolen_s=stolen_s)
 
 
 def _fill(server: Server, topics: int, per_topic: int) -> None:
@@ -91,11 +91,6 @@ def _ask(api: Api, done: threading.Event) -> None:
     while not done.wait(PAUSE_S):
         for path in ASKED:
             api.raw("GET", path)
-
-
-def _waited_s(pid: int) -> float:
-    """Return how long the event loop of a process was ready to run and had no core."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _stolen_s(core: int | None) -> float:
