@@ -18,12 +18,14 @@ import resp
 from api import Api
 from plan import HERE, Plan
 
-START_LIMIT_S = 60.0
-STOP_LIMIT_S = 30.0
+START_LIMIT_S = 900.0  # a million topics on a busy machine
+STOP_LIMIT_S = 300.0
 POLL_S = 0.002
 IDLE_LIMIT_S = 5.0
 IDLE_FOR_S = 0.05
 IDLE_SHARE = 0.05
+REST_S, REST_LIMIT_S = 0.5, 10.0
+REST_BYTES = 1 << 18
 LOG_TAIL = 500
 
 
@@ -90,6 +92,24 @@ def resident_bytes(pid: int) -> tuple[int, int]:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     sizes_kib = {parts[0]: int(parts[1]) for parts in (line.split() for line in rollup[1:])}
     return sizes_kib["Rss:"] * 1024, sizes_kib["Anonymous:"] * 1024
+
+
+def memory_at_rest(pid: int) -> tuple[int, int]:
+    """Return the resident memory after background work has finished changing it."""
+    deadline = time.monotonic() + REST_LIMIT_S
+    last = resident_bytes(pid)
+    while time.monotonic() < deadline:
+        time.sleep(REST_S)
+        now = resident_bytes(pid)
+        if abs(now[0] - last[0]) < REST_BYTES:
+            return now
+        last = now
+    return last
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return the space of the files, in whole blocks."""
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))
 
 
 def free_port() -> int:

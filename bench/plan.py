@@ -20,11 +20,12 @@ class Scale:
     records: int = 1_000_000
     topics: int = 10_000
     growth: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    masses: tuple[int, int] = (10_000, 100_000)  # of topics
 
 
 DEFAULT = Scale()
-FULL = Scale(growth=(*DEFAULT.growth, 10_000_000))
-QUICK = Scale(rounds=1, round_s=0.5, records=50_000, topics=1_000, growth=(10_000, 50_000))
+FULL = Scale(growth=(*DEFAULT.growth, 10_000_000), masses=(100_000, 1_000_000))
+QUICK = Scale(rounds=1, round_s=0.5, records=50_000, topics=1_000, growth=(10_000, 50_000), masses=(1_000, 10_000))
 
 
 @dataclass(frozen=True, kw_only=True)

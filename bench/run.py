@@ -3,7 +3,7 @@
 python bench/run.py                 the whole table
 python bench/run.py --only w4       one row (or several: --only w1,w4)
 python bench/run.py --quick         a minute's look: one short round each, small topics
-python bench/run.py --full          with the topic of 10 M records
+python bench/run.py --full          with the topic of 10 M records, and 1 M topics
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one short round and small topics: a check, not a result")
-    size.add_argument("--full", action="store_true", help="add the topic of 10 M records to w14")
+    size.add_argument(
+        "--full", action="store_true", help="add the topic of 10 M records to w14, and measure 1 M topics in w25"
+    )
     parser.add_argument("--strict", action="store_true", help="end with 1 when a bar is missed")
     parser.add_argument("--server", default=DEFAULT_SERVER, help="the command that starts our server")
     parser.add_argument("--dir", default=None, help="where data directories go (a real disk, not tmpfs)")

@@ -26,13 +26,12 @@ from api import Api
 from fanout import open_streams
 from fill import send_all
 from payload import PAYLOAD_BYTES, appends, post, put, tagged_appends
-from peers import resident_bytes, running, start_topics
+from peers import disk_bytes, memory_at_rest, running, start_topics
 from plan import DEFAULT, HERE, Plan, choose_cores
 from report import describe_machine
 
 PAGE = HERE.parent / "docs" / "sizing.md"
 BEGIN, END = "<!-- sizes: written by bench/sizing.py -->", "<!-- end of sizes -->"
-REST_S, REST_LIMIT_S = 0.4, 8.0
 CHECKPOINT_S = 4.0
 KIB = b"x" * 1000
 SOCKET_KEY = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -205,15 +204,15 @@ def measure(plan: Plan, thing: Thing) -> Size:
         _warm_up(api)
         if thing.make is _leases:
             _jobs(api, thing.count)
-        before = _at_rest(server.pid)
+        before = memory_at_rest(server.pid)
         held = thing.make(api, thing.count)
         if thing.sealed:
             time.sleep(CHECKPOINT_S)
-        after = _at_rest(server.pid)
+        after = memory_at_rest(server.pid)
         for link in held:
             link.close()
         server.stop()
-    disk = (_disk_bytes(directory) - _empty_disk_bytes(plan)) / thing.count if thing.on_disk and directory else None
+    disk = (disk_bytes(directory) - _empty_disk_bytes(plan)) / thing.count if thing.on_disk and directory else None
     resident, anonymous = ((now - then) / thing.count for now, then in zip(after, before, strict=True))
     return Size(thing=thing, resident=resident, anonymous=anonymous, disk=disk)
 
@@ -229,31 +228,13 @@ def _warm_up(api: Api) -> None:
         link.close()
 
 
-def _at_rest(pid: int) -> tuple[int, int]:
-    """Return resident and anonymous memory after background work has finished changing it."""
-    deadline = time.monotonic() + REST_LIMIT_S
-    last = resident_bytes(pid)
-    while time.monotonic() < deadline:
-        time.sleep(REST_S)
-        now = resident_bytes(pid)
-        if abs(now[0] - last[0]) < 1 << 18:
-            return now
-        last = now
-    return last
-
-
-def _disk_bytes(directory: Path) -> int:
-    """Return the space of the files, in whole blocks."""
-    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))
-
-
 def _empty_disk_bytes(plan: Plan) -> int:
     """Return the space of a directory that has only the warm-up."""
     directory = plan.fresh_dir("empty")
     with running(start_topics(plan, directory)) as server:
         _warm_up(Api(server.port))
         server.stop()
-    return _disk_bytes(directory)
+    return disk_bytes(directory)
 
 
 # --- how it is shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +9,9 @@ import resp
 from api import Api
 from fill import send_all
 from payload import PAYLOAD_BYTES, appends, tagged_appends
-from peers import resident_bytes, running, start_redis, start_topics
+from peers import memory_at_rest, running, start_redis, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_most
-
-IDLE_S = 0.5
-IDLE_LIMIT_S = 10.0
 
 
 def measure(plan: Plan) -> Outcome:
@@ -51,25 +47,12 @@ def _grown(plan: Plan, data_dir: Path | None, requests: Iterator[bytes]) -> tupl
         api = Api(server.port)
         api.create("t", durability="disk")
         send_all(server.port, appends("warm", 2_000, per_request=100))
-        before = _memory_at_rest(server.pid)
+        before = memory_at_rest(server.pid)
         send_all(server.port, requests)
-        after = _memory_at_rest(server.pid)
+        after = memory_at_rest(server.pid)
         records = api.count("t")
     assert records == plan.scale.records, f"{records} records after the load"
     return _overhead(after[0] - before[0], records), _overhead(after[1] - before[1], records)
-
-
-def _memory_at_rest(pid: int) -> tuple[int, int]:
-    """Return the resident memory after background work has finished changing it."""
-    deadline = time.monotonic() + IDLE_LIMIT_S
-    last = resident_bytes(pid)
-    while time.monotonic() < deadline:
-        time.sleep(IDLE_S)
-        now = resident_bytes(pid)
-        if abs(now[0] - last[0]) < last[0] / 200:
-            return now
-        last = now
-    return last
 
 
 def _overhead(size_bytes: int, records: int) -> float:
