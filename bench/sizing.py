@@ -3,6 +3,7 @@
 python bench/sizing.py             prints the table
 python bench/sizing.py --write     writes it into docs/sizing.md
 python bench/sizing.py --only lease
+python bench/sizing.py --topics 1000000 --write      a server with so many topics, as in row w25; the other table stays
 
 For each line, a new server is warmed up and measured; then it gets many of one thing and is measured again, at rest.
 Memory is the growth of the resident set, and the part of it that no file backs. Disk is the growth of the data
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from api import Api
 from fanout import open_streams
@@ -29,9 +31,11 @@ from payload import PAYLOAD_BYTES, appends, post, put, tagged_appends
 from peers import disk_bytes, memory_at_rest, running, start_topics
 from plan import DEFAULT, HERE, Plan, choose_cores
 from report import describe_machine
+from rows.many import CHANGED, PAGE_SIZE, RECORDS, Masses, look_at
 
 PAGE = HERE.parent / "docs" / "sizing.md"
 BEGIN, END = "<!-- sizes: written by bench/sizing.py -->", "<!-- end of sizes -->"
+MANY_BEGIN, MANY_END = "<!-- many topics: written by bench/sizing.py -->", "<!-- end of many topics -->"
 CHECKPOINT_S = 4.0
 KIB = b"x" * 1000
 SOCKET_KEY = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -246,9 +250,31 @@ def table(sizes: list[Size], machine: dict[str, str]) -> str:
     for size in sizes:
         disk = "-" if size.disk is None else _bytes(size.disk)
         lines.append(f"| {size.thing.name} | {_bytes(size.resident)} | {_bytes(size.anonymous)} | {disk} |")
+    return "\n".join([*lines, *_measured_on(machine)])
+
+
+def table_of_many(one: Masses, machine: dict[str, str]) -> str:
+    """Return what a server with many topics takes as Markdown."""
+    rows = {
+        "memory of a topic after a start": _bytes(one.idle_bytes),
+        "memory of a topic after its appends": _bytes(one.filled_bytes),
+        "disk of a topic": _bytes(one.disk_bytes),
+        "start after a clean stop": f"{median(one.stopped_s):.1f} s",
+        "start after a kill": f"{one.killed_s:.1f} s",
+        f"checkpoint after {CHANGED:,} of them have changed": f"{median(one.checkpoint_s):.2f} s",
+        "longest hold of all requests during checkpoints": f"{one.holds_ms['checkpoint']:.1f} ms",
+        f"page of {PAGE_SIZE:,} of a list": f"{median(one.page_s) * 1000:.0f} ms",
+        "scrape of `/v0/metrics`": f"{median(one.scrape_s) * 1000:.0f} ms",
+    }
+    head = f"with {one.topics:,} topics of {RECORDS} records of {PAYLOAD_BYTES} bytes"
+    lines = ["", f"| {head} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    return "\n".join([*lines, *_measured_on(machine)])
+
+
+def _measured_on(machine: dict[str, str]) -> list[str]:
     shown = ("date", "cpu", "kernel", "python", "data on", "commit")
     described = "; ".join(f"{name}: {machine[name]}" for name in shown)
-    return "\n".join([*lines, "", f"Measured by `bench/sizing.py`. {described}.", "", ""])
+    return ["", f"Measured by `bench/sizing.py`. {described}.", "", ""]
 
 
 def _bytes(size: float) -> str:
@@ -257,9 +283,16 @@ def _bytes(size: float) -> str:
     return f"{size:,.0f} B" if size < 10_000 else f"{size / 1024:,.1f} KiB"
 
 
+def page_with(page: str, text: str, begin: str, end: str) -> str:
+    """Return the page with the text between two marks."""
+    before, _, rest = page.partition(begin)
+    return before + begin + "\n" + text + end + rest.partition(end)[2]
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only lines whose name contains this text")
+    parser.add_argument("--topics", type=int, default=0, help="measure a server with so many topics instead")
     parser.add_argument("--write", action="store_true", help="write the table into docs/sizing.md")
     parser.add_argument("--dir", default=None, help="where data directories go (a real disk, not tmpfs)")
     arguments = parser.parse_args(argv)
@@ -269,16 +302,19 @@ def main(argv: list[str]) -> int:
         core, _ = choose_cores()
         command = (sys.executable, "-m", "topics", "serve", "--port", "0")
         plan = Plan(scale=DEFAULT, work_dir=Path(path), server_command=command, server_core=core, load_core=None)
-        sizes = []
-        for thing in THINGS:
-            if arguments.only in thing.name:
-                sizes.append(measure(plan, thing))
-                print(table(sizes[-1:], describe_machine(plan.work_dir)).splitlines()[3], flush=True)
-        text = table(sizes, describe_machine(plan.work_dir))
+        marks, sizes = (BEGIN, END), list[Size]()
+        if arguments.topics:
+            marks = MANY_BEGIN, MANY_END
+            text = table_of_many(look_at(plan, arguments.topics), describe_machine(plan.work_dir))
+            print(text)
+        else:
+            for thing in THINGS:
+                if arguments.only in thing.name:
+                    sizes.append(measure(plan, thing))
+                    print(table(sizes[-1:], describe_machine(plan.work_dir)).splitlines()[3], flush=True)
+            text = table(sizes, describe_machine(plan.work_dir))
     if arguments.write:
-        page = PAGE.read_text()
-        before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(before + BEGIN + "\n" + text + END + rest.partition(END)[2])
+        PAGE.write_text(page_with(PAGE.read_text(), text, *marks))
     return 0
 
 

@@ -22,7 +22,7 @@ from rows.creation import CROWDED
 from rows.pauses import HOLD
 
 RECORDS = 10
-SETTINGS = {"TOPICS_MAX_TOPICS": "0"}
+SETTINGS = {"TOPICS_MAX_TOPICS": "0", "TOPICS_PRESSURE_LAG_MS": "0"}  # the fill may hold up the loop
 CHANGED = 1_000  # topics that get a record before each checkpoint
 PAGES, PAGE_SIZE = 10, 1_000
 SCRAPES = 5

@@ -30,6 +30,13 @@ def test_benchmark_page_has_the_newest_results() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_sizing_page_has_the_marks_of_its_tables() -> None:
+    marks = re.findall(r'"(<!-- .*? -->)"', (ROOT / "bench/sizing.py").read_text())
+    page = (ROOT / "docs/sizing.md").read_text()
+    assert len(marks) == 4
+    assert sorted(marks, key=page.index) == marks
+
+
 def test_every_error_code_has_an_explanation() -> None:
     assert list(TEXTS["errors"]) == list(Code)
 
