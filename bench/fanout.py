@@ -30,6 +30,8 @@ OPEN_LIMIT_S = 60.0
 SILENCE_S = 5.0  # after which nothing more is expected
 SAMPLED = 50
 
+TimedWriter = tuple[socket.socket, Callable[[bytes], bytes]]  # a connection, and the write of some data on it
+
 
 @dataclass
 class Received:
@@ -134,11 +136,16 @@ def subscribe(port: int, count: int) -> Subscribers:
 
 
 def subscribe_nats(port: int, subject: bytes, count: int) -> Subscribers:
+    return Subscribers(open_nats(port, subject, count), b"MSG %b 1 " % subject)
+
+
+def open_nats(port: int, subject: bytes, count: int) -> list[socket.socket]:
     """Open connections with one subscription each, and wait until the server has all of them."""
     links = [jetstream.subscriber(port, subject) for _ in range(count)]
     for link in links:
+        link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         _read_until(link, b"PONG")
-    return Subscribers(links, b"MSG %b 1 " % subject)
+    return links
 
 
 def _read_until(link: socket.socket, end: bytes) -> None:
@@ -156,6 +163,18 @@ def _read_until(link: socket.socket, end: bytes) -> None:
 def append_request(topic: str) -> bytes:
     body = b'{"records":[{"data":%b,"tag":"%b"}]}' % (DATA, TAG)
     return post(f"/v0/topics/{topic}?return_seqs=false", body)
+
+
+def topics_writer(port: int, topic: str) -> TimedWriter:
+    path = f"/v0/topics/{topic}?return_seqs=false"
+    return resp.connect(port), lambda data: post(path, b'{"records":[{"data":%b}]}' % data)
+
+
+def nats_writer(port: int, subject: bytes) -> TimedWriter:
+    link = jetstream.publisher(port)
+    link.sendall(b"PING\r\n")
+    _read_until(link, b"PONG")
+    return link, lambda data: b"PUB %b _INBOX.0.0 %d\r\n%b\r\n" % (subject, len(data), data)
 
 
 def publish_request() -> bytes:
@@ -226,8 +245,8 @@ class Flood:
         return received.records / elapsed
 
 
-def paced(port: int, topic: str, links: list[socket.socket], *, per_s: int, seconds: float) -> Received:
-    """Append at a steady rate, and measure the arrival at a sample of the watchers, picked evenly from all `links`.
+def paced(writer: TimedWriter, links: list[socket.socket], *, per_s: int, seconds: float) -> Received:
+    """Write at a steady rate, and measure the arrival at a sample of the watchers, picked evenly from all `links`.
 
     The others are read at the end, for what they must have got: a thread that reads all of a thousand connections is
     itself too slow for the pace, and would hold up the writer.
@@ -240,8 +259,9 @@ def paced(port: int, topic: str, links: list[socket.socket], *, per_s: int, seco
     )
     received, rest = Received(), Received()
     writes = int(per_s * seconds)
-    with resp.connect(port) as link:
-        _write_paced(link, topic, writes, per_s, lambda wait_s: sampled.read_stamped(received, wait_s=wait_s))
+    link, request = writer
+    with link:
+        _write_paced(link, request, writes, per_s, lambda wait_s: sampled.read_stamped(received, wait_s=wait_s))
     while received.records < writes * len(sampled.links) and sampled.ready(SILENCE_S):
         sampled.read_stamped(received, wait_s=0)
     while rest.records < writes * len(others.links) and others.read(rest, wait_s=SILENCE_S):
@@ -253,14 +273,15 @@ def paced(port: int, topic: str, links: list[socket.socket], *, per_s: int, seco
     return received
 
 
-def _write_paced(link: socket.socket, topic: str, writes: int, per_s: int, read: Callable[[float], None]) -> None:
+def _write_paced(
+    link: socket.socket, request: Callable[[bytes], bytes], writes: int, per_s: int, read: Callable[[float], None]
+) -> None:
     """Read continuously: packets that wait in a socket are merged, and then have the time stamp of the last one."""
-    path = f"/v0/topics/{topic}?return_seqs=false"
     begun = time.perf_counter()
     for number in range(writes):
         while (left_s := begun + number / per_s - time.perf_counter()) > 0:
             read(left_s)
-        link.sendall(post(path, b'{"records":[{"data":{"sku":"AEROPRESS-GO","at":%d}}]}' % time.time_ns()))
+        link.sendall(request(b'{"sku":"AEROPRESS-GO","at":%d}' % time.time_ns()))
         while not select.select([link], [], [], 0)[0]:
             read(0.0005)
         link.recv(4096)

@@ -18,6 +18,7 @@ from fanout import (
     paced,
     publish_request,
     subscribe,
+    topics_writer,
     watch,
 )
 from peers import Server, resident_bytes, running, start_redis, start_relay, start_topics
@@ -50,7 +51,7 @@ def measure_latency(plan: Plan) -> Outcome:
                 served.append(_paced(plan, ours, open_streams(ours.port, TOPIC, watchers)))
                 bare.append(_paced(plan, floor, open_relayed(floor.port, watchers)))
             name = f"{watchers} watchers"
-            sides += [_side(name, served), _side(f"{name}, floor", bare)]
+            sides += [latency_side(name, served), latency_side(f"{name}, floor", bare)]
             readings += [
                 Reading(key=f"p99, {side.name}", value=side.p99_ms, note=f"p50 {side.p50_ms:.2f} ms")
                 for side in sides[-2:]
@@ -60,10 +61,10 @@ def measure_latency(plan: Plan) -> Outcome:
 
 
 def _paced(plan: Plan, server: Server, links: list[socket]) -> Received:
-    return paced(server.port, TOPIC, links, per_s=PER_S, seconds=plan.scale.round_s)
+    return paced(topics_writer(server.port, TOPIC), links, per_s=PER_S, seconds=plan.scale.round_s)
 
 
-def _side(name: str, rounds: list[Received]) -> Side:
+def latency_side(name: str, rounds: list[Received]) -> Side:
     p99 = [percentile(received, 99) for received in rounds]
     p50 = median(percentile(received, 50) for received in rounds)
     return Side(name=name, unit="ms p99", rounds=tuple(p99), median=median(p99), p50_ms=p50, p99_ms=median(p99))
@@ -127,6 +128,7 @@ ROWS = (
         ),
         measure=measure_latency,
         needs=(),
+        time_limit_s=600,
     ),
     Row(
         id="w7",

@@ -1,6 +1,7 @@
-"""w1j, w7j, w8j, w28, w29: publishing, fan-out and queues against NATS JetStream with file storage.
+"""w1j, w6j, w7j, w8j, w28, w29: publishing, latency, fan-out and queues against NATS JetStream with file storage.
 
-The figures are processor time of the server per message, because an interpreted generator cannot load a server in Go.
+The figures are processor time of the server per message, because an interpreted generator cannot load a server in Go;
+those of w6j are latencies, at a pace that loads neither.
 Both sides get the same generator, and after the rounds both must have every message.
 """
 
@@ -13,7 +14,17 @@ from itertools import count, islice, repeat
 
 import jetstream
 from api import Api
-from fanout import Flood, Writer, append_request, subscribe_nats
+from fanout import (
+    Flood,
+    Writer,
+    append_request,
+    nats_writer,
+    open_nats,
+    open_streams,
+    paced,
+    subscribe_nats,
+    topics_writer,
+)
 from inflight import Source, connect, keep_in_flight, masked, open_websocket
 from payload import record
 from peers import Server, running, start_nats, start_topics
@@ -129,6 +140,30 @@ def _pull_and_ack(server: Server, workers: int, batch: int) -> Contender:
     )
 
 
+def measure_latency(plan: Plan) -> Outcome:
+    pace = {"per_s": live.PER_S, "seconds": plan.scale.round_s}
+    with ExitStack() as stack:
+        ours, nats = _topics(plan, stack), _nats(plan, stack) if installed(PEER) else None
+        served, theirs = [], []
+        for _ in range(plan.scale.rounds):
+            served.append(paced(topics_writer(ours.port, TOPIC), open_streams(ours.port, TOPIC, live.FEW), **pace))
+            if nats is not None:
+                subject = TOPIC.encode()
+                links = open_nats(nats.port, subject, live.FEW)
+                theirs.append(paced(nats_writer(nats.port, subject), links, **pace))
+    sides = [live.latency_side("topics, event streams", served)]
+    if theirs:
+        sides.append(live.latency_side("JetStream, subscriptions", theirs))
+    found: list[Side | None] = [*sides, None]
+    return Outcome([_p99(ask.key, side) for ask, side in zip(LATENCY_ASKS, found, strict=False)], sides)
+
+
+def _p99(key: str, side: Side | None) -> Reading:
+    if side is None:
+        return Reading(key=key, value=None, missing=True)
+    return Reading(key=key, value=side.p99_ms, note=f"p50 {side.p50_ms:.2f} ms")
+
+
 def measure_flood(plan: Plan) -> Outcome:
     with ExitStack() as stack:
         ours = _topics(plan, stack)
@@ -201,6 +236,7 @@ def _by_cpu(key: str, ours: Side, peer: Side | None) -> Reading:
     return Reading(key=key, value=theirs / mine, note=f"{mine:.3g} µs against {theirs:.3g} µs")
 
 
+LATENCY_ASKS = (Ask(key="p99", unit="ms"), Ask(key="p99, JetStream", unit="ms"))
 ROWS = (
     Row(
         id="w1j",
@@ -210,6 +246,14 @@ ROWS = (
         measure=measure_requests,
         needs=(),
         time_limit_s=600,
+    ),
+    Row(
+        id="w6j",
+        title="w6, one writer and 100 watchers, 100 writes a second: write to delivery",
+        peer="a stream of JetStream with 100 subscriptions, each publish acked before the next",
+        asks=LATENCY_ASKS,
+        measure=measure_latency,
+        needs=(),
     ),
     Row(
         id="w7j",
