@@ -13,5 +13,9 @@ def drain(engine: Engine) -> None:
         waiting(lambda: routers.forwarder.run(0))
         engine.commits.sync()
         soon_ms = routers.due.elapsed_ms()
-        if not routers.due and not routers.due.grown and all(e.held_until_ms > soon_ms for e in routers.due.waiting):
+        if (
+            not routers.due.queue
+            and not routers.due.grown
+            and all(e.held_until_ms > soon_ms for e in routers.due.waiting)
+        ):
             return

@@ -17,6 +17,7 @@ from topics.engine.access import Access
 from topics.engine.consumers.verbs import Consumers
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
+from topics.engine.read import search
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
 from topics.engine.schedules.verbs import Schedules
@@ -78,6 +79,7 @@ class Engine:
         self.delete_records = partial(delete.delete_records, staging)
         self.delete_seqs = partial(delete.delete_seqs, staging)
         self.report_archived = partial(archived.report, staging)
+        self.preview = partial(search.preview, clock)
         self.topic, self.find = staging.topic, staging.find
         self.listen = staging.listen
         self.flush = self.commits.flush

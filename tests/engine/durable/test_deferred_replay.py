@@ -162,9 +162,7 @@ CHANGES: Mapping[str, Callable[[SimServer], Any]] = {
     ),
     "preview": lambda server: (
         run_all(
-            server.engine.routers.expire_and_preview(
-                server.engine.topic("a"), TagMatch("Glob", "*"), from_seq=0, from_ts=None
-            )
+            server.engine.preview(server.engine.topic("a"), TagMatch("Glob", "*"), from_seq=0, from_ts=None)
         ).scanned
     ),
 }

@@ -460,7 +460,7 @@ def test_router_that_searches_cold_records_copies_those_that_match():
 def test_preview_of_a_router_over_cold_records_counts_them(filter: TagMatch | None):
     loop = filled(300, rare=10)
     source = loop.engine.topic(TOPIC)
-    found = loop.step(loop.engine.routers.expire_and_preview(source, filter, from_seq=5, from_ts=None))
+    found = loop.step(loop.engine.preview(source, filter, from_seq=5, from_ts=None))
     assert (found.scanned, found.matched) == (295, 295 if filter is None else 30)
     assert (found.first, found.last) == ((6, 300) if filter is None else (10, 300))
     assert loop.trips <= len(source.segments) or filter is SEARCHED

@@ -61,7 +61,7 @@ def test_pages_have_the_records_that_a_naive_evaluator_finds(stored: str, monkey
         expected = [seq for seq, parts in live.items() if matches(loads(text.encode()), *parts)]
         match = where(text)
         assert pages(engine, match, limit=pairs.rng.choice([1, 3, 100]))[0] == expected, (number, text)
-        found = run_all(engine.routers.expire_and_preview(engine.topic("a"), match, from_seq=0, from_ts=None))
+        found = run_all(engine.preview(engine.topic("a"), match, from_seq=0, from_ts=None))
         assert (found.matched, found.scanned) == (len(expected), len(live))
 
 
@@ -119,9 +119,7 @@ def test_a_router_counts_what_it_would_forward_in_steps(monkeypatch: pytest.Monk
     monkeypatch.setattr(search, "STRETCH_BYTES", 500)
     engine = open_engine()
     append(engine, "a", *[record(f'{{"n": {n}}}') for n in range(200)])
-    steps = engine.routers.expire_and_preview(
-        engine.topic("a"), where('["Where", "n < 10 or n = 150"]'), from_seq=5, from_ts=None
-    )
+    steps = engine.preview(engine.topic("a"), where('["Where", "n < 10 or n = 150"]'), from_seq=5, from_ts=None)
     yielded = 0
     while True:
         try:

@@ -222,7 +222,7 @@ def test_preview_in_steps_counts_what_was_there_when_it_began() -> None:
     sealer.seal(topic)
     sealer.reopen(topic)
     expected = sum(tag is not None for tag in live(engine).values())
-    steps = engine.routers.expire_and_preview(topic, ALL, from_seq=0, from_ts=None)
+    steps = engine.preview(topic, ALL, from_seq=0, from_ts=None)
     found = result(steps, lambda: append(engine, "t", record(tag="a:1")))
     assert (found.matched, found.scanned) == (expected, 40)
 
@@ -230,7 +230,7 @@ def test_preview_in_steps_counts_what_was_there_when_it_began() -> None:
 def test_preview_of_a_topic_dropped_between_two_steps_is_refused() -> None:
     engine = open_engine()
     fill(engine, random.Random(7), 40)
-    steps = engine.routers.expire_and_preview(engine.topic("t"), ALL, from_seq=0, from_ts=None)
+    steps = engine.preview(engine.topic("t"), ALL, from_seq=0, from_ts=None)
     next(steps)
     done(engine, engine.drop_topic("t"))
     with pytest.raises(TopicsError) as refused:

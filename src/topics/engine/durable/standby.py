@@ -68,7 +68,7 @@ class Follower:
         self.grew: Callable[[Topic], None] = lambda topic: None  # called with each topic that may have grown, or ended
         # The last log file at whose end a topic lacks what it held in memory alone: a later checkpoint has that.
         self.lacks_in: int | None = None
-        self.routers = replay.Following(state)
+        self.routers = replay.Recovering(state)
         try:
             with limit_restored():
                 snapshot = load_topics(datadir, state, caches, cold_dir=cold_dir, damage=self._damage)

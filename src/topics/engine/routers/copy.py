@@ -16,19 +16,89 @@ its router, or the moment at which a full destination took copies again (`Resume
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.read.search import eligible
-from topics.engine.routers.graph import Links, Router, Table
-from topics.engine.routers.source_records import Piece, Stamp, Stamps
+from topics.engine.read.search import eligible, read_ahead, read_around, stretch
+from topics.engine.routers.graph import Edge, Links, Router, Table, upstream
 from topics.engine.state.topic import Topic
+from topics.engine.write import apply
+from topics.engine.write.uploads import GATES
 from topics.model import surrogates
+from topics.nesting import decode_again
 from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, seq_and_ts, with_meta
+from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
 from topics.storage.segments import extras
 from topics.storage.segments.extras import Terms
+from topics.storage.segments.segment import Segment
+
+BATCH_RECORDS = 256
+BATCH_BYTES = 1 << 20
+
+
+class Piece(Struct):
+    """Stored records of a source with one commit time. Contiguous if `blob` is set."""
+
+    ts: int
+    seqs: Sequence[int]
+    rows: list[bytes]
+    tags: list[str | None] | None
+    nodes: list[str | None] | None
+    metas: list[int] | None
+    extras: list[bytes | None] | None
+    blob: bytes | None
+
+    def only(self, kept: list[int]) -> Piece:
+        def of(column: Sequence[object] | None) -> list[object] | None:
+            return None if column is None else [column[at] for at in kept]
+
+        picked: Any = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
+        seqs, rows, tags, nodes, metas, extras = picked
+        return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
+
+
+Gathered = tuple[list[Piece], int]  # the records between the cursor of a router and a seq, and that seq
+
+
+def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
+    """Return the live records in (cursor, upto] that match, and how far a full batch goes. None there may be lost.
+
+    Raises `Cold` and `Damaged` like a read.
+    """
+    for segment, low, high in source.spans(cursor + 1, upto + 1):
+        high = stretch(segment.columns, low, min(high, low + BATCH_RECORDS), BATCH_BYTES)
+        positions, high = eligible(segment, match, low, high)
+        return list(_cut(segment, positions)) if len(positions) else [], segment.first + high - 1
+    return [], upto
+
+
+def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
+    """Yield the records at `positions` in pieces. All records of a piece have the same commit time."""
+    columns, ats = segment.columns, positions.tolist()
+    offsets, base = columns.offsets, columns.offsets[ats[0]]
+    blob = read_around(segment, positions)
+    for ts, same in groupby(ats, key=columns.ts.__getitem__):
+        part: list[int] = list(same)
+        yield Piece(
+            ts,
+            [segment.first + at for at in part],
+            [blob[offsets[at] - base : offsets[at + 1] - base] for at in part],
+            None if columns.tags is None else [columns.tag_at(at) for at in part],
+            None if columns.nodes is None else [columns.node_at(at) for at in part],
+            None if columns.metas is None else [columns.metas[at] for at in part],
+            [columns.extras.get(at) for at in part] if columns.extras else None,
+            blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if part[-1] - part[0] < len(part) else None,
+        )
 
 
 def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
@@ -59,26 +129,31 @@ def next_part(router: Router, upto: int) -> tuple[int, str | None]:
     return (min(source.earliest - 1, upto), "") if start < source.earliest else (upto, None)
 
 
-def count_lost(router: Router, upto: int) -> int:
+def count_lost(router: Router, upto: int, coming: Append | None = None) -> int:
     """Return how many records the router would have forwarded up to `upto`. Lost records count, too.
 
-    A filter on other fields than the tag is not applied: the records need not be readable any more.
+    A filter on other fields than the tag is not applied: the records need not be readable any more. Behind the head, of
+    pending writes, only those of `coming` are known; the others count.
     """
     source, start = router.edge.source, router.reached + 1
-    if start > upto:
-        return 0
     match = router.config.filter
     match = None if match is None or match.op == "Where" else match
-    live = 0
-    for segment, low, high in list(source.spans(start, upto + 1)):
+    lost, head = 0, min(upto, source.head)
+    for segment, low, high in list(source.spans(start, head + 1)):
         whole = high == segment.count and segment.first + low <= max(source.earliest, segment.first)
         if match is None and whole:
-            live += segment.live
+            lost += segment.live
         elif segment.live and retention.ready(source, segment):
             # One segment at a time: its columns may be unloaded before the next segment is counted.
-            live += len(eligible(segment, match, low, high)[0])
-    gone = source.losses.within(start, upto)[0]
-    return live + gone
+            lost += len(eligible(segment, match, low, high)[0])
+    if start <= head:
+        lost += source.losses.within(start, head)[0]
+    for seq in range(max(source.head + 1, start), upto + 1):
+        if match is None or coming is None or not coming.first <= seq <= coming.last:
+            lost += 1
+        else:
+            lost += coming.tags is not None and match.covers(coming.tags[seq - coming.first])
+    return lost
 
 
 def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
@@ -119,6 +194,17 @@ def storable(dest: Topic, sizes: Sequence[int]) -> tuple[int, bool]:
     return next((at for at, size in enumerate(sizes) if cap_bytes and (size <= cap_bytes) != fits), len(sizes)), fits
 
 
+def reach(topic: Topic, entry: Append, n: int) -> int:
+    """Return the seq below which the first `n` records of the entry would evict all records."""
+    sizes = entry.sizes if n == len(entry.sizes) else entry.sizes[:n]
+    return retention.reach(topic, first=entry.first, sizes=sizes, ts=entry.ts, before_bytes=topic.staged_bytes)
+
+
+def gate_of(edge: Edge) -> int:
+    """Return the gate of a step that decides the seqs or times of copies: that of the records they follow from."""
+    return max(GATES[topic.config.durability] for topic in upstream(edge.source))
+
+
 class Copier:
     def __init__(self, table: Table, router: Router) -> None:
         self._table = table
@@ -140,12 +226,27 @@ class Copier:
                 next_seq += len(entry.sizes)
                 yield entry, wanted
 
-    def copied(self, piece: Piece) -> None:
-        count_copies(self._table, self._router, len(piece.seqs), piece.seqs[-1])
+    def land(self, entry: Append, piece: Piece, fits: int) -> bool:
+        """Add up to `fits` copies to the destination and move the router behind them. Return whether these were all.
 
-    def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
-        """Return the entry of some of a piece's records, with seqs from `first` on."""
-        return next(self.entries([piece.only(list(range(low, high)))], first))
+        Copies that are too large for the destination are lost. What is left has to be made again.
+        """
+        dest, router = self._edge.dest, self._router
+        n, can_be_stored = storable(dest, entry.sizes)
+        n = min(n, fits)
+        is_whole = n == len(entry.sizes)
+        if not can_be_stored:
+            retention.lose_next(dest, n)
+        else:
+            entry, piece = (entry, piece) if is_whole else self.part(piece, n, entry.first)
+            apply.append(self._table.state, dest, entry)
+            count_copies(self._table, router, n, piece.seqs[-1])
+        router.cursor = max(router.cursor, piece.seqs[n - 1])
+        return is_whole
+
+    def part(self, piece: Piece, n: int, first: int) -> tuple[Append, Piece]:
+        """Return the entry of the first `n` records of a piece, with seqs from `first` on."""
+        return next(self.entries([piece.only(list(range(n)))], first))
 
     # --- which records
 
@@ -221,3 +322,56 @@ class Copier:
 
     def _key(self, seq: int) -> str:
         return f"{self._router.name}/{self._edge.source.name}/{self._epoch}/{seq}"
+
+
+# --- stamps of `exactly_once` routers in the `meta` of copies
+
+
+class Stamp(Struct):
+    router: str
+    source: str
+    epoch: int
+    seq: int
+    key: str
+
+
+_decode_stamp = msgspec.json.Decoder(Stamp).decode
+
+
+class Stamps:
+    """The stamps in a destination. The search looks at all of its records, and continues where it stopped."""
+
+    def __init__(self, dest: Topic) -> None:
+        self._dest = dest
+        self._upto = 0  # the last seq that was looked at
+        self._found: dict[str, tuple[int, ...]] = {}  # by key: a writer may have put the same one into several records
+
+    def has(self, key: str) -> bool:
+        return any(map(self._dest.is_live, self._found.get(key, ())))
+
+    def look_on(self) -> None:
+        """Look at new records of the destination. Raises `Cold`; the next call continues where this one stopped."""
+        dest = self._dest
+        for segment, low, high in dest.spans(max(self._upto + 1, dest.earliest), dest.head + 1):
+            if segment.live and segment.columns.metas is not None:
+                for at in range(low, high, BATCH_RECORDS):
+                    self._look_at(segment, at, min(at + BATCH_RECORDS, high))
+            self._upto = segment.first + high - 1
+
+    def _look_at(self, segment: Segment, low: int, high: int) -> None:
+        columns = segment.columns
+        metas = columns.metas
+        assert metas is not None
+        ats = [at for at in segment.live_positions(low, high).tolist() if metas[at]]
+        if ats:
+            base = columns.offsets[ats[0]]
+            block = read_ahead(segment, ats[0], ats[-1] + 1)
+            for at in ats:
+                row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
+                meta = meta_of(row, metas[at])
+                raw = surrogates.members(meta).get(STAMP) if b"_topics_router" in meta else None
+                with suppress(msgspec.MsgspecError):  # a client may have written anything under that name
+                    if raw is not None:
+                        key = decode_again(_decode_stamp, raw).key
+                        self._found[key] = (*self._found.get(key, ()), segment.first + at)
+        self._upto = segment.first + high - 1

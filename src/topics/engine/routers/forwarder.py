@@ -6,18 +6,18 @@ its edges due; one that evicts records which they have not forwarded is preceded
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from topics.clock import Clock
 from topics.engine import retention
 from topics.engine.consumers.verbs import ConsumerBatch
-from topics.engine.delays import STARVED_NS
-from topics.engine.routers import replay
-from topics.engine.routers.copy import Copier, count_lost, mark, next_part, room, storable
-from topics.engine.routers.graph import DueEdges, Edge, Links, Router, Table, out_of, upstream
-from topics.engine.routers.source_records import Gathered, gather
+from topics.engine.delays import FEW_RECORDS, FEW_STEPS, STARVED_NS
+from topics.engine.routers import copy, replay
+from topics.engine.routers.graph import Edge, Links, Router, Table, out_of
 from topics.engine.state.topic import Topic
-from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import AT_SYNC, GATES
@@ -29,6 +29,86 @@ from topics.storage.segments.segment import Damaged
 # Entries about a destination that leave the routers out of it alone.
 PARTIES = (Trim, Resume, Copies, ConsumerBatch)
 
+FIRST_BACKOFF_MS = 20
+MAX_BACKOFF_MS = 1000
+SOON_MS = 1  # when entries of a topic wait for the log
+
+
+class DueEdges:
+    """The edges of one engine that are due, in the order in which they became due. Waits are in elapsed time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
+        self.queue: OrderedDict[Edge, None] = OrderedDict()
+        self.grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
+        self.waiting: dict[Edge, None] = {}  # until `held_until_ms`: held, or behind entries that wait for the log
+
+    def add(self, edge: Edge, *, first: bool = False) -> None:
+        """Make the edge due, unless one of its topics was dropped."""
+        if edge not in self.queue and not edge.source.gone and not edge.dest.gone:
+            self.waiting.pop(edge, None)
+            self.queue[edge] = None
+            self.queue.move_to_end(edge, last=not first)
+            self.wake()
+
+    def source_grew(self, topic: Topic) -> None:
+        """Make the edges out of the topic due with the next `collect`."""
+        if out_of(topic):
+            self.grown[topic] = None
+            self.wake()
+
+    @property
+    def are_few(self) -> bool:
+        """Whether a turn may end with the copies of what has grown in it: see `FEW_STEPS`."""
+        left = FEW_STEPS // 2
+        for topic in self.grown:
+            links: Links | None = topic.links
+            if links is not None:
+                left -= len(links.outgoing)
+                if left < 0 or any(
+                    topic.head - edge.routers[0].cursor > FEW_RECORDS for edge in links.outgoing.values()
+                ):
+                    return False
+        return not self.queue
+
+    def elapsed_ms(self) -> int:
+        """Return the time that `held_until_ms` is measured in."""
+        return self._clock.monotonic_ns() // 1_000_000
+
+    def hold(self, edge: Edge, why: str | None = None) -> int:
+        """Hold the edge, for twice as long as the last time. Return that it takes no copies."""
+        edge.last_error = why or edge.last_error
+        edge.backoff_ms = min(max(edge.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
+        edge.held_until_ms = self.elapsed_ms() + edge.backoff_ms
+        self.waiting[edge] = None
+        return 0
+
+    def retry(self) -> None:
+        """Let edges that wait go on before the next write: clients that were just answered write again at once."""
+        if self.waiting:
+            self.wake()
+
+    def collect(self) -> None:
+        """Make the edges due whose sources grew, and those that need not wait any longer."""
+        grown, self.grown = self.grown, {}
+        for topic in grown:
+            for edge in out_of(topic):
+                self.add(edge)
+        now_ms = self.elapsed_ms()
+        for edge in list(self.waiting):
+            if edge.held_until_ms <= now_ms:
+                del self.waiting[edge]
+                self.add(edge)
+
+    def next_ms(self) -> int | None:
+        """Return in how many ms an edge is due; None if no edge waits."""
+        if self.queue or self.grown:
+            return 0
+        if not self.waiting:
+            return None
+        return max(min(edge.held_until_ms for edge in self.waiting) - self.elapsed_ms(), SOON_MS)
+
 
 class Forwarder:
     """Forwards records, and stages the log entries from which recovery restores the position of each router."""
@@ -38,7 +118,7 @@ class Forwarder:
         self._table = table
         self._due = due
         self.source_grew = due.source_grew
-        self._gathered: tuple[Any, Gathered] | None = None
+        self._gathered: tuple[Any, copy.Gathered] | None = None
         self._cold: Edge | None = None  # needed the disk last time; the first one due while its records are in memory
         self.steps = 0  # of the last `run`
         self._may_sync = True
@@ -57,8 +137,8 @@ class Forwarder:
         due = self._due
         due.collect()
         # Bound: `budget_ns` or `most`. Without both, a step that leaves its edge due forwards or gives up some record.
-        while due:
-            edge = due.pop()
+        while due.queue:
+            edge, _ = due.queue.popitem(last=False)
             self.steps += 1
             try:
                 more = self._step(edge)
@@ -70,7 +150,7 @@ class Forwarder:
                 due.add(edge)
             if due.grown:
                 due.collect()
-            if (self.steps == most or clock.monotonic_ns() - began >= budget_ns > 0) and due:
+            if (self.steps == most or clock.monotonic_ns() - began >= budget_ns > 0) and due.queue:
                 return 0
         return due.next_ms()
 
@@ -78,7 +158,7 @@ class Forwarder:
         """Hold the edge whose records the disk did not give, and let other edges go first."""
         edge, self._cold = self._cold, None
         if edge is not None:
-            self._hold(edge, why)
+            self._due.hold(edge, why)
 
     def _step(self, edge: Edge) -> bool:
         """Forward one batch of one router. Return whether there may be more at once."""
@@ -103,7 +183,7 @@ class Forwarder:
         if self._table.moved is not None:
             self._table.moved[edge] = None
         router, source = turn[0], edge.source
-        upto, passed = next_part(*turn)
+        upto, passed = copy.next_part(*turn)
         if passed == "" or (passed == "source_trim" and edge.cyclic):  # else the loss would go round without end
             self._pass(router, upto)
             return True
@@ -139,18 +219,18 @@ class Forwarder:
                 break
         return False
 
-    def _gather(self, source: Topic, router: Router, upto: int) -> Gathered:
+    def _gather(self, source: Topic, router: Router, upto: int) -> copy.Gathered:
         """Gather records, once for all routers of a fan-out: they are mostly at the same cursor."""
         match = router.config.filter
         key = source.topic_id, router.cursor, upto, source.head, source.count, match
         if self._gathered is None or self._gathered[0] != key:
-            self._gathered = key, gather(source, match, router.cursor, upto)
+            self._gathered = key, copy.gather(source, match, router.cursor, upto)
         return self._gathered[1]
 
-    def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
+    def _copy(self, edge: Edge, router: Router, gathered: copy.Gathered, now: int) -> bool:
         """Copy the gathered records as far as the destination takes them. Return whether to try this edge again now."""
         dest = edge.dest
-        copier = Copier(self._table, router)
+        copier = copy.Copier(self._table, router)
         pieces, end = gathered
         made = list(copier.entries(pieces, dest.next_seq))
         # On a cycle, or if the log lacks the records of the source, the copies have to be logged.
@@ -170,62 +250,48 @@ class Forwarder:
             if edge.last_error is not None or made_room:
                 self._resume(edge, now)
                 return True
-            if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(edge, entry.last + 1):
-                return True
-            n, can_be_stored = storable(dest, entry.sizes)
-            if not can_be_stored:  # give seqs to these copies, and record them as lost
-                upto = piece.seqs[n - 1]
-                if logs:
-                    self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, n, "cap"))
-                else:
-                    retention.lose_next(dest, n)
-                    router.cursor = max(router.cursor, upto)
-                    self._landed(dest)
+            if not logs and dest.config.durability == "ephemeral" and self._staging.logged:
+                # The log lacks the head of such a topic. Copies into others follow from the log of their source.
+                if not self._staging.ceilings.allow(dest, entry.last + 1, partial(self._due.hold, edge)):
+                    return True
+            n, can_be_stored = copy.storable(dest, entry.sizes)
+            if logs and not can_be_stored:  # give seqs to these copies, and record them as lost
+                self._stage_trim(
+                    router, Trim(dest.topic_id, router.router_id, piece.seqs[n - 1], dest.next_seq, n, "cap")
+                )
                 return True
             fits = min(fits, n)
             # No copy may evict another one of the same step before that was forwarded further.
-            while passes_on and fits > 1 and self._reach(dest, entry, fits) > entry.first:
+            while passes_on and fits > 1 and copy.reach(dest, entry, fits) > entry.first:
                 fits //= 2
-            partly = fits < len(entry.sizes)
-            if partly:
-                entry, piece = copier.part(piece, 0, fits, entry.first)
-            if passes_on and not self._make_way(edge, entry, logs=logs):
+            if passes_on and can_be_stored and not self._make_way(edge, entry, fits, logs=logs):
                 return False
-            upto = end if not partly and piece is made[-1][1] else piece.seqs[-1]
-            if logs:
-                self._log_copies(router, entry, upto)
-            else:
-                apply.append(self._staging.state, dest, entry)
-                copier.copied(piece)
-                router.cursor = max(router.cursor, upto)
+            is_whole = fits == len(entry.sizes)
+            if not logs:
+                is_whole = copier.land(entry, piece, fits)
                 self._landed(dest)
-            if partly or dest.next_seq != entry.last + 1:
+            else:
+                entry, piece = (entry, piece) if is_whole else copier.part(piece, fits, entry.first)
+                self._log_step(router, end if is_whole and piece is made[-1][1] else piece.seqs[-1], entry)
+            if not is_whole or dest.next_seq != entry.last + 1:
                 return True  # the entries after it have to be made again
         self._pass(router, end)
         return True
 
     def _pass(self, router: Router, upto: int) -> None:
         """Move the cursor to `upto`: there is nothing more to copy."""
-        edge = router.edge
-        if not (edge.cyclic and self._staging.logged):
+        if not (router.edge.cyclic and self._staging.logged):
             router.cursor = max(router.cursor, upto)
         elif upto > router.reached:
-            entry = Copies(edge.dest.topic_id, router.router_id, upto)
-            ticket = Ticket(topic=edge.dest, entry=entry, frame=entries.encode(entry))
-            self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
+            self._log_step(router, upto)
 
-    def _reach(self, dest: Topic, entry: entries.Append, fits: int) -> int:
-        """Return the seq below which the first `fits` copies would evict all records."""
-        sizes, before_bytes = entry.sizes[:fits], dest.staged_bytes
-        return retention.reach(dest, first=entry.first, sizes=sizes, ts=entry.ts, before_bytes=before_bytes)
-
-    def _make_way(self, edge: Edge, entry: entries.Append, *, logs: bool) -> bool:
-        """Let routers out of the destination go first if copies would evict records that they have not forwarded.
+    def _make_way(self, edge: Edge, entry: entries.Append, fits: int, *, logs: bool) -> bool:
+        """Let routers out of the destination go first if `fits` copies would evict what they have not forwarded.
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
         links = edge.dest.links
-        upto = self._pushes_out(links, entry)
+        upto = self._pushes_out(links, entry, fits)
         if upto is None:
             return True
         if edge.busy:
@@ -249,26 +315,16 @@ class Forwarder:
             self._due.waiting[edge] = None
         return False
 
-    def _below_ceiling(self, edge: Edge, end: int) -> bool:
-        """Return whether copies below `end` may land in an ephemeral topic; if not, stage a higher ceiling for them.
-
-        The log does not have the head of such a topic. Copies into other topics follow from the log of their source.
-        """
-        dest, staging = edge.dest, self._staging
-        if end <= dest.ceiling or not staging.logged:
-            return True
-        ticket = staging.ceilings.ticket(dest, end)
-        ticket.topic, ticket.gated = dest, True
-        ticket.on_done(lambda done: self._due.back_off(edge) if done.error else None)
-        staging.commits.stage(ticket)
-        return False
-
-    def _log_copies(self, router: Router, entry: entries.Append, upto: int) -> None:
+    def _log_step(self, router: Router, upto: int, made: entries.Append | None = None) -> None:
+        """Stage that the router has come to `upto`, and the copies that it made."""
         dest = router.edge.dest
-        step, durability = Copies.of(router.router_id, upto, entry), dest.config.durability
-        frame = entries.encode(step if durability != "ephemeral" else Copies(dest.topic_id, router.router_id, upto))
-        ticket = Ticket(dest, frame, None, entry, entry.first, len(entry.sizes), len(entry.blob))
-        ticket.gated = GATES[durability]
+        step = logged = Copies(dest.topic_id, router.router_id, upto)
+        ticket = Ticket(topic=dest, entry=made or step)
+        if made is not None:
+            step = Copies.of(router.router_id, upto, made)
+            ticket.first, ticket.count, ticket.size_bytes = made.first, len(made.sizes), len(made.blob)
+            ticket.gated = GATES[dest.config.durability]
+        ticket.frame = entries.encode(logged if dest.config.durability == "ephemeral" else step)
         self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- entries for a replay: hooks that are called before a topic with routers changes
@@ -279,7 +335,7 @@ class Forwarder:
         if type(entry) is entries.Ceiling:
             return  # no router depends on it
         if ticket.count and links.outgoing:
-            upto = self._pushes_out(links, entry)
+            upto = self._pushes_out(links, entry, ticket.count)
             if upto is not None:
                 self.losing(links, upto, entry, begun=ticket.frame is not None)
         leaves_sources = bool(ticket.count) or type(entry) in PARTIES
@@ -287,7 +343,7 @@ class Forwarder:
         copies_are_logged = links.incoming is None or links.incoming.cyclic
         if ticket.frame is not None and not (leaves_sources and copies_are_logged):
             head = (ticket.first or links.topic.next_seq) - 1
-            before = entries.encode_begun([mark(links, head=head, out=not leaves_sources, holds=True)])
+            before = entries.encode_begun([copy.mark(links, head=head, out=not leaves_sources, holds=True)])
             ticket.frame = before + ticket.frame
             if ticket.count and not links.written:
                 # After any crash the log shows whether there was a direct write: copies skip the seqs of lost ones.
@@ -297,7 +353,7 @@ class Forwarder:
 
     def pin(self, links: Links) -> bytes:
         """Return a mark for an entry about another topic that takes records out of this one."""
-        return entries.encode_begun([mark(links, head=links.topic.next_seq - 1, out=True, holds=True)])
+        return entries.encode_begun([copy.mark(links, head=links.topic.next_seq - 1, out=True, holds=True)])
 
     def freeze(self, links: Links, ticket: Ticket) -> None:
         """Keep routers out of the topic from moving until the ticket is resolved."""
@@ -338,14 +394,12 @@ class Forwarder:
     def deleting(self, links: Links) -> None:
         """Do nothing: a delete comes with a mark, see `staging`."""
 
-    def _pushes_out(self, links: Links, entry: entries.Append) -> int | None:
-        """Return the seq below which the entry evicts all records, if a router has not forwarded all of these."""
+    def _pushes_out(self, links: Links, entry: entries.Append, n: int) -> int | None:
+        """Return the seq below which `n` records evict all others, if a router has not forwarded all of these."""
         topic, config = links.topic, links.topic.config
         if not (config.cap_records or config.cap_bytes or config.ttl_ms):
             return None
-        upto = retention.reach(
-            topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=topic.staged_bytes
-        )
+        upto = copy.reach(topic, entry, n)
         return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
 
     def _trim(self, router: Router, upto: int, coming: entries.Append | None = None, *, begun: bool = False) -> None:
@@ -353,13 +407,7 @@ class Forwarder:
 
         Some may not have landed yet: the first ones of a write (`coming`) that is larger than its topic.
         """
-        dest, source, match = router.edge.dest, router.edge.source, router.config.filter
-        lost = count_lost(router, min(upto, source.head))
-        for seq in range(max(source.head, router.reached) + 1, upto + 1):
-            if match is None or match.op == "Where" or coming is None or not coming.first <= seq <= coming.last:
-                lost += 1  # records of other writes count
-            else:
-                lost += coming.tags is not None and match.covers(coming.tags[seq - coming.first])
+        dest, lost = router.edge.dest, copy.count_lost(router, upto, coming)
         self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost), begun=begun)
 
     def _stage_trim(self, router: Router, entry: Trim, *, begun: bool = False) -> None:
@@ -367,7 +415,7 @@ class Forwarder:
         ticket = Ticket(topic=dest, entry=entry, first=entry.first, skips=entry.lost)
         if self._staging.logged:
             ticket.frame = entries.encode_begun([entry]) if begun else entries.encode(entry)
-            ticket.gated = gate_of(router.edge)
+            ticket.gated = copy.gate_of(router.edge)
             if dest.config.durability == "ephemeral":
                 self._staging.ceilings.guard(dest, ticket, entry.first + entry.lost)
         self._stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
@@ -393,7 +441,7 @@ class Forwarder:
             router.staged_cursor = was
             if (links := edge.source.links) is not None:
                 links.low = 0  # it included this step
-            self._due.back_off(edge)  # the log refused the step
+            self._due.hold(edge)  # the log refused the step
 
         ticket.apply, ticket.undo = take_effect, undo
         self._staging.commits.stage(ticket)
@@ -411,27 +459,22 @@ class Forwarder:
         """Return how many of the copies the destination takes now; 0 holds the edge."""
         dest, quota = edge.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
-            return self._hold(edge, "throttled: the server holds as much as max_total_bytes allows")
-        fits = room(dest, entry.sizes)
+            return self._due.hold(edge, "throttled: the server holds as much as max_total_bytes allows")
+        fits = copy.room(dest, entry.sizes)
         if fits or not entry.sizes:
             return fits
         if dest.config.ttl_ms:
             retention.expire(dest, now)
-            if room(dest, entry.sizes):
+            if fits := copy.room(dest, entry.sizes):
                 edge.last_error = edge.last_error or "topic_full"  # expiry made room: the log must say when
-                return room(dest, entry.sizes)
-        if not storable(dest, entry.sizes)[1]:
-            return self._hold(
+                return fits
+        if not copy.storable(dest, entry.sizes)[1]:
+            return self._due.hold(
                 edge,
                 f'record_too_large: a copy takes {entry.sizes[0]} bytes; topic "{dest.name}" may hold '
                 f'{dest.config.cap_bytes} (cap_bytes): raise its cap, or delete the record from "{edge.source.name}"',
             )  # fmt: skip
-        return self._hold(edge, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
-
-    def _hold(self, edge: Edge, why: str) -> int:
-        self._due.back_off(edge)
-        edge.last_error = why
-        return 0
+        return self._due.hold(edge, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
 
     def _resume(self, edge: Edge, now: int) -> None:
         """Log that the destination takes copies again: their commit time is not before now."""
@@ -447,15 +490,10 @@ class Forwarder:
 
         def undo() -> None:
             edge.last_error = was
-            self._due.back_off(edge)  # the log refused the step
+            self._due.hold(edge)  # the log refused the step
 
         ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
             ticket.frame = entries.encode(entry)
-            ticket.gated = gate_of(edge)
+            ticket.gated = copy.gate_of(edge)
         self._staging.commits.stage(ticket)
-
-
-def gate_of(edge: Edge) -> int:
-    """Return the gate of a step that decides the seqs or times of copies: that of the records they follow from."""
-    return max(GATES[topic.config.durability] for topic in upstream(edge.source))

@@ -1,13 +1,12 @@
 """The graph of routers: by name, by the topics they join, and the cursor of each. `save` writes it to a snapshot.
 
 A destination has one source, so the routers into it form one `Edge`, and the topics upstream of a topic form a line.
-Every topic that a router touches has a `Links`; all others cost the engine one test. `DueEdges` has the edges that have
-something to forward.
+Every topic that a router touches has a `Links`; all others cost the engine one test.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from topics.clock import Clock
-from topics.engine.delays import FEW_RECORDS, FEW_STEPS
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -24,11 +21,7 @@ from topics.model.router import MAX_HOPS, RouterConfig
 from topics.storage.snapshot import encode_array
 
 if TYPE_CHECKING:
-    from topics.engine.routers.source_records import Stamps
-
-FIRST_BACKOFF_MS = 20
-MAX_BACKOFF_MS = 1000
-SOON_MS = 1  # when entries of a topic wait for the log
+    from topics.engine.routers.copy import Stamps
 
 _encode = msgspec.msgpack.encode
 
@@ -325,87 +318,3 @@ def cycle_through(edge: Edge) -> list[Edge]:
     line = upstream(edge.source)
     ring = line[: line.index(edge.dest) + 1] if edge.dest in line else []
     return [into(topic) for topic in ring]  # type: ignore[misc]  # each topic of a cycle has a source
-
-
-class DueEdges:
-    """The edges of one engine that are due, in the order in which they became due. Waits are in elapsed time."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
-        self._due: deque[Edge] = deque()
-        self._queued: set[Edge] = set()  # the edges in `_due`
-        self.grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
-        self.waiting: dict[Edge, None] = {}  # until `held_until_ms`: held, or behind entries that wait for the log
-
-    def __bool__(self) -> bool:
-        return bool(self._due)
-
-    def add(self, edge: Edge, *, first: bool = False) -> None:
-        """Make the edge due, unless one of its topics was dropped."""
-        if edge not in self._queued and not edge.source.gone and not edge.dest.gone:
-            self.waiting.pop(edge, None)
-            self._queued.add(edge)
-            (self._due.appendleft if first else self._due.append)(edge)
-            self.wake()
-
-    def pop(self) -> Edge:
-        """Take out the edge that has been due for longest."""
-        edge = self._due.popleft()
-        self._queued.discard(edge)
-        return edge
-
-    def source_grew(self, topic: Topic) -> None:
-        """Make the edges out of the topic due with the next `collect`."""
-        if out_of(topic):
-            self.grown[topic] = None
-            self.wake()
-
-    @property
-    def are_few(self) -> bool:
-        """Whether a turn may end with the copies of what has grown in it: see `FEW_STEPS`."""
-        left = FEW_STEPS // 2
-        for topic in self.grown:
-            links: Links | None = topic.links
-            if links is not None:
-                left -= len(links.outgoing)
-                if left < 0 or any(
-                    topic.head - edge.routers[0].cursor > FEW_RECORDS for edge in links.outgoing.values()
-                ):
-                    return False
-        return not self._due
-
-    def elapsed_ms(self) -> int:
-        """Return the time that `held_until_ms` is measured in."""
-        return self._clock.monotonic_ns() // 1_000_000
-
-    def back_off(self, edge: Edge) -> None:
-        """Hold the edge, for twice as long as the last time."""
-        edge.backoff_ms = min(max(edge.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
-        edge.held_until_ms = self.elapsed_ms() + edge.backoff_ms
-        self.waiting[edge] = None
-
-    def retry(self) -> None:
-        """Let edges that wait go on before the next write: clients that were just answered write again at once."""
-        if self.waiting:
-            self.wake()
-
-    def collect(self) -> None:
-        """Make the edges due whose sources grew, and those that need not wait any longer."""
-        grown, self.grown = self.grown, {}
-        for topic in grown:
-            for edge in out_of(topic):
-                self.add(edge)
-        now_ms = self.elapsed_ms()
-        for edge in list(self.waiting):
-            if edge.held_until_ms <= now_ms:
-                del self.waiting[edge]
-                self.add(edge)
-
-    def next_ms(self) -> int | None:
-        """Return in how many ms an edge is due; None if no edge waits."""
-        if self._due or self.grown:
-            return 0
-        if not self.waiting:
-            return None
-        return max(min(edge.held_until_ms for edge in self.waiting) - self.elapsed_ms(), SOON_MS)

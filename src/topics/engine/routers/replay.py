@@ -15,7 +15,6 @@ from __future__ import annotations
 from topics.engine import retention
 from topics.engine.routers import copy
 from topics.engine.routers.graph import Edge, Links, Router, into, out_of, table_of, upstream
-from topics.engine.routers.source_records import Piece, gather
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
@@ -111,44 +110,28 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     if passed is not None:
         router.cursor = upto
         return True
-    gathered = retention.present(source, lambda: gather(source, router.config.filter, router.cursor, upto))
+    gathered = retention.present(source, lambda: copy.gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
     copier, (pieces, end) = copy.Copier(table_of(state), router), gathered
-    entries = retention.present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
-    if entries is None:
+    made = retention.present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
+    if made is None:
         return True  # records of the destination turned out to be lost: try again
-    for entry, piece in entries:
+    for entry, piece in made:
+        router.cursor = max(router.cursor, piece.seqs[0] - 1)
         fits = len(entry.sizes)
         if obeys_caps:
             fits = _keeps(state, dest, entry, copy.room(dest, entry.sizes))
-        if max_head is not None:
-            fits = min(fits, max_head - dest.head)
-        if fits < len(entry.sizes):
-            if fits > 0:
-                _land(state, copier, *copier.part(piece, 0, fits, dest.head + 1))
-            if max_head is None or stops:
-                router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
-                return fits > 0
-            continue  # no more copies were made: these had been there before
-        _land(state, copier, entry, piece)
+        if max_head is not None and dest.head + fits > max_head:
+            fits = max_head - dest.head
+            if fits <= 0 and not stops:
+                break  # no more copies were made: these had been there before
+        if fits <= 0:
+            return False
+        if not copier.land(entry, piece, fits):
+            return True  # the rest has to be made again
     router.cursor = end
     return True
-
-
-def _land(state: State, copier: copy.Copier, entry: Append, piece: Piece) -> None:
-    """Append the copies to the destination. Copies that are too large for it are lost."""
-    dest = state.by_id[entry.topic_id]
-    sizes, at = entry.sizes, 0
-    while at < len(sizes):
-        n, fits = copy.storable(dest, sizes[at:])
-        if fits:
-            part = (entry, piece) if n == len(sizes) else copier.part(piece, at, at + n, dest.head + 1)
-            apply.append(state, dest, part[0])
-            copier.copied(part[1])
-        else:
-            retention.lose_next(dest, n)
-        at += n
 
 
 def _keeps(state: State, dest: Topic, entry: Append, fits: int) -> int:
@@ -189,9 +172,10 @@ def _skip(dest: Topic, n: int, max_head: int | None) -> None:
 
 
 class Recovering:
-    """Moves routers as a recovery requires, within `limit_restored`. Hooks are called before a topic changes."""
+    """Moves routers as a log requires, within `limit_restored`. Hooks are called before a topic changes."""
 
     def __init__(self, state: State) -> None:
+        self.is_replaying = True  # at a standby, only while entries are replayed: reads may expire records in between
         self._state = state
         self._table = table_of(state)
         self._live, self._table.hooks = self._table.hooks, self
@@ -201,11 +185,15 @@ class Recovering:
 
         After a mark the live server gave them up. Their seqs in the destination follow from a `Trim` behind the entry
         that takes them; if the log ends before it, no seq after them was given out.
+
+        Return False if the records must not be lost: routers would have to move for a read of a standby.
         """
+        if not self.is_replaying:
+            return all(router.cursor >= upto - 1 for router in links.routers())
         if self._table.pinned is links.topic:
             for router in links.routers():
                 if router.reached < upto - 1 and not _is_ephemeral(router.edge.dest):
-                    router.owed += copy.count_lost(router, upto - 1)
+                    router.owed += copy.count_lost(router, min(upto - 1, links.topic.head))
                     router.staged_cursor = upto - 1
             return None
         for edge in list(links.outgoing.values()):
@@ -264,21 +252,6 @@ class Recovering:
                 router.cursor = source.head
         self.catch_up()
         self._table.hooks = self._live or self
-
-
-class Following(Recovering):
-    """Moves routers as the log of another server requires, between reads that may expire records."""
-
-    def __init__(self, state: State) -> None:
-        super().__init__(state)
-        self.is_replaying = True
-
-    def losing(self, links: Links, upto: int) -> bool | None:
-        """Do as a recovery does. Return False if records must not be lost: a read would make routers move too early."""
-        if not self.is_replaying:
-            return all(router.cursor >= upto - 1 for router in links.routers())
-        super().losing(links, upto)
-        return None
 
     def resume(self) -> None:
         """Be called about changes from now on: an engine that was made since has set its own hooks."""

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import mark
-from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import DueEdges, Router, copies_of_one, into, table_of, upstream
-from topics.engine.routers.source_records import Preview, preview
+from topics.engine.routers.forwarder import DueEdges, Forwarder
+from topics.engine.routers.graph import Router, copies_of_one, into, table_of, upstream
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
-from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging, server_full
 from topics.engine.write.uploads import busy
 from topics.errors import topic_not_found
 from topics.model.names import check_router
-from topics.model.records import TagMatch
 from topics.model.router import (
     RouterConfig,
     RouterRequest,
@@ -141,20 +138,6 @@ class Routers:
             return self.table.names
         topic = self._staging.topics.get(around)
         return NameIndex([] if topic is None else [router.name for router in self.table.around(topic)])
-
-    def expire_and_preview(
-        self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None
-    ) -> Steps[Preview]:
-        """Expire the source's records, then count what a filter would forward of the records that are there now.
-
-        In steps of one segment each: 1 ms for 65,536 records, up to 5 ms if each has another tag; if the records are
-        searched, of 128 KiB. Records that are evicted or deleted between two steps may be counted or not.
-        """
-        yield from once_loaded(lambda: retention.expire_loaded(source, self._staging.clock.now_ms()))
-        found = yield from preview(source, match, max(from_seq + 1, source.earliest), from_ts)
-        if source.gone:
-            raise topic_not_found(source.name)
-        return found
 
     # --- inside the verbs
 

@@ -12,11 +12,14 @@ ten minutes of the topic's writes then, so a topic goes on for that long while t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from topics.engine.state.topic import FIRST_CEILING, UNKNOWN_STEP, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits, Ticket
-from topics.engine.write.uploads import AT_UPLOAD
+from topics.engine.write.uploads import AT_SYNC, AT_UPLOAD
 from topics.storage.log import entry as entries
 
 MAX_STEP = 1 << 20
@@ -49,6 +52,16 @@ class Ceilings:
                 self._commits.stage(self.ticket(topic, end))
             if end > topic.ceiling:
                 ticket.gated = max(ticket.gated, self._commits.uploads.gate)
+
+    def allow(self, topic: Topic, end: int, refused: Callable[[], Any]) -> bool:
+        """Return whether seqs below `end` may be given out at once; if not, stage a higher ceiling for them."""
+        if end <= topic.ceiling:
+            return True
+        ticket = self.ticket(topic, end)
+        ticket.topic, ticket.gated = topic, AT_SYNC
+        ticket.on_done(lambda done: None if done.error is None else refused())
+        self._commits.stage(ticket)
+        return False
 
     def _step(self, topic: Topic) -> int:
         """Return the step of a topic, which its first write since the start determines."""

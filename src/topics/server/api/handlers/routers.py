@@ -89,9 +89,7 @@ def preview_router(services: Services, call: Call) -> Steps[Answer]:
     else:
         check_topic(wanted.source, field="source")
         source = services.engine.topic(wanted.source)
-    found = yield from services.engine.routers.expire_and_preview(
-        source, match, from_seq=wanted.from_seq, from_ts=wanted.from_ts
-    )
+    found = yield from services.engine.preview(source, match, from_seq=wanted.from_seq, from_ts=wanted.from_ts)
     answer = model.PreviewAnswer(
         router=name,
         source=source.name,
