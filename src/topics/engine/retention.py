@@ -428,7 +428,7 @@ def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
         topic.losses.add_rest(topic.earliest, topic.head, reason)
     topic.losses.add(topic.head + 1, next_seq - 1, reason)
     topic.head = next_seq - 1
-    topic.next_seq = max(topic.next_seq, next_seq)  # later writes may have their seqs already
+    topic.pass_head()  # unless later writes have their seqs already
     was = topic.open
     if was.count:
         topic.segments.append(MemorySegment(next_seq, opened_ms=was.opened_ms))

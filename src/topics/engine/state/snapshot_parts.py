@@ -210,7 +210,8 @@ def restore(
     """
     config = state.shared(snapshot.config)
     topic = Topic(snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=config, totals=state.totals)
-    topic.head, topic.next_seq = snapshot.head, snapshot.head + 1
+    topic.head = snapshot.head
+    topic.pass_head()
     topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
     topic.losses = Losses(list(snapshot.losses), counts=topic.totals.lost)
     topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts

@@ -3,8 +3,8 @@
 Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in the tests of
 the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
 functions for a live write and for a replayed entry; `snapshot_parts` builds it from files. The rest
-belongs to the running process: pending entries (`staging`, `append`, `commit`, `ceilings`), and which readers wait
-(`staging`, the server's push).
+belongs to the running process: pending entries, which the methods of `Topic` count, and which readers wait (`staging`,
+the server's push).
 """
 
 from __future__ import annotations
@@ -191,13 +191,68 @@ class Topic:
         marks = segment.marks
         return marks is None or not marks[seq - segment.first]
 
-    def stage_time(self, at_ms: int) -> None:
-        self.staged_times = self.staged_times or []
-        self.staged_times.append(at_ms)
+    # --- seqs and pending tickets (`write.ticket.Ticket`): no other module assigns what these methods do
 
-    def end_time(self, at_ms: int) -> None:
-        self.staged_times.remove(at_ms)
-        self.staged_times = self.staged_times or NOTHING
+    def enter(self, ticket: Any) -> None:
+        """Count a ticket that changes this topic until it leaves. One about this topic takes its seqs now."""
+        self.pending += 1
+        if ticket.gated:
+            self.waiting += 1
+        if ticket.at_ms is not None:
+            self.staged_times = self.staged_times or []
+            self.staged_times.append(ticket.at_ms)
+        if ticket.topic is self:
+            self.leader = ticket if ticket.ts else None
+            if ticket.first:
+                self.next_seq = ticket.first + ticket.count + ticket.skips
+                self.staged_count += ticket.count
+                self.staged_bytes += ticket.size_bytes
+
+    def leave(self, ticket: Any) -> None:
+        """End what `enter` began: the ticket takes effect, or the log refuses it."""
+        self.pending -= 1
+        if ticket.gated:
+            self.waiting -= 1
+        if ticket.at_ms is not None:
+            self.staged_times.remove(ticket.at_ms)
+            self.staged_times = self.staged_times or NOTHING
+        if ticket.topic is self and ticket.first:
+            self.staged_count -= ticket.count
+            self.staged_bytes -= ticket.size_bytes
+
+    def follow(self, n: int, size_bytes: int, ts: int, most: int, most_bytes: int) -> Any:
+        """Let `n` records take the seqs behind the leader's; return the leader, or None if they need a ticket.
+
+        `Ceilings.guard` gates a ticket whose seqs pass the ceiling, so no seqs that a follower takes may pass it.
+        """
+        leader, end = self.leader, self.next_seq + n
+        if (
+            leader is None or leader.ts != ts or end > self.ceiling
+            or end - leader.first > most or leader.size_bytes + size_bytes > most_bytes
+        ):  # fmt: skip
+            return None
+        self.next_seq = end
+        self.staged_bytes += size_bytes
+        leader.size_bytes += size_bytes
+        return leader
+
+    def enlarge(self, ticket: Any, n: int) -> None:
+        """Count `n` more records, which have followed the leader, for a ticket of theirs."""
+        ticket.count += n
+        if ticket is self.leader:
+            self.staged_count += n
+
+    def give_back(self, ticket: Any) -> None:
+        """Let a refused ticket leave, and assign its seqs again. Those behind it are refused, too, and before it."""
+        self.leave(ticket)
+        self.leader = None
+        if ticket.first:
+            self.next_seq = ticket.first
+
+    def pass_head(self) -> None:
+        """Assign no seq up to the head again: it was moved by a copy, a loss or a replay."""
+        if self.next_seq <= self.head:
+            self.next_seq = self.head + 1
 
     def removed(self, n: int, size_bytes: int) -> None:
         """Subtract records that are no longer live from the counts."""

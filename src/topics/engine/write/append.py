@@ -191,17 +191,23 @@ class Appends:
                 return False
             size_bytes += request_bytes
             count += len(request.records)
-        if not self._join(topic, requests, count, size_bytes, max(self._commits.turn_ms, topic.last_ts)):
+        ts = max(self._commits.turn_ms, topic.last_ts)
+        leader = topic.follow(count, size_bytes, ts, PLAIN_MAX_RECORDS, PLAIN_MAX_BYTES)
+        if leader is None:
             return False
-        ticket.count += count
-        topic.staged_count += count if ticket is topic.leader else 0
+        leader.entry.extend(requests)
+        self._commits.pending_bytes += size_bytes
+        topic.enlarge(ticket, count)
         return True
 
     def _share(self, topic: Topic, request: WriteRequest, size_bytes: int, first: int, ts: int) -> Ticket:
         """Stage plain records for an entry that appends of this turn share. Caps would have to count pending ones."""
         n = len(request.records)
-        if self._join(topic, (request,), n, size_bytes, ts):
-            leader, ticket = topic.leader, Ticket(topic, None, None, None, first, n)
+        leader: Ticket | None = topic.follow(n, size_bytes, ts, PLAIN_MAX_RECORDS, PLAIN_MAX_BYTES)
+        if leader is not None:
+            leader.entry.append(request)
+            self._commits.pending_bytes += size_bytes
+            ticket = Ticket(topic, None, None, None, first, n)
             if leader.followers is None:
                 leader.followers = []
             leader.followers.append(ticket)
@@ -211,21 +217,6 @@ class Appends:
         ticket.close = self._close
         self._commits.stage(ticket)
         return ticket
-
-    def _join(self, topic: Topic, requests: Sequence[WriteRequest], count: int, size_bytes: int, ts: int) -> bool:
-        """Add plain records to the entry of the topic's leader. Return False if there is none, or no room in it."""
-        leader, end = topic.leader, topic.next_seq + count
-        if (
-            leader is None or leader.ts != ts or end > topic.ceiling
-            or end - leader.first > PLAIN_MAX_RECORDS or leader.size_bytes + size_bytes > PLAIN_MAX_BYTES
-        ):  # fmt: skip
-            return False
-        leader.entry.extend(requests)
-        topic.next_seq = end
-        topic.staged_bytes += size_bytes
-        leader.size_bytes += size_bytes
-        self._commits.pending_bytes += size_bytes
-        return True
 
     def _close(self, leader: Ticket) -> None:
         """Make one entry of the requests of `leader` and its followers."""

@@ -166,7 +166,7 @@ def append(state: State, topic: Topic, entry: entries.Append) -> None:
         segment.grew(blob, n, ts)
     topic.head = head = topic.head + n
     if topic.next_seq <= head:  # a copy, or a replay: a direct write has moved it already
-        topic.next_seq = head + 1
+        topic.pass_head()
     topic.count += n
     topic.bytes += size_bytes
     totals = topic.totals
@@ -297,10 +297,10 @@ def replay_append(state: State, topic: Topic, entry: entries.Append) -> None:
     if entry.first > topic.head + 1:
         skip_to(state, topic, entry.first, "corrupt")
     if entry.first == topic.head + 1:
-        special = (entry.metas, entry.key, entry.extras)
-        if len(entry.sizes) == 1 and special == (None, None, None) and not isinstance(entry.nodes, list):
+        is_plain = entry.metas is None and entry.key is None and entry.extras is None
+        if is_plain and len(entry.sizes) == 1 and not isinstance(entry.nodes, list):
             append_plain(state, topic, entry)  # half the time, and most entries are of this kind
-            topic.next_seq = topic.head + 1
+            topic.pass_head()
         else:
             append(state, topic, entry)
 

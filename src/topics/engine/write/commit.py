@@ -77,7 +77,7 @@ class Commits:
         wal.failed = self._halt
 
     def stage(self, ticket: Ticket) -> None:
-        """Add the ticket to this turn, assign its seqs, and count it for all its topics until `_leave`.
+        """Add the ticket to this turn, assign its seqs, and count it for all its topics until it takes effect.
 
         A plain append may lead others until another entry of its topic is staged.
         """
@@ -92,10 +92,6 @@ class Commits:
                 topic.links.table.hooks.staging(topic.links, ticket)
             if self.before_change is not None:
                 self.before_change(topic)
-            if ticket.first:
-                topic.next_seq = end
-                topic.staged_count += count
-                topic.staged_bytes += ticket.size_bytes
         if not self._staged:
             self.schedule(self.end_turn)
         self._staged.append(ticket)
@@ -107,24 +103,16 @@ class Commits:
             for one in also:
                 self.include(ticket, one)
         if topic is not None:
-            topic.leader = ticket if ticket.ts else None
-            topic.pending += 1
-            if ticket.at_ms is not None:
-                topic.stage_time(ticket.at_ms)
-            if ticket.gated:
-                topic.waiting += 1
-            elif topic.waiting:
+            if topic.waiting and not ticket.gated:
                 ticket.behind = True
+            topic.enter(ticket)
         if ticket.gated == AT_UPLOAD:
             self.uploads.are_staged = True
 
     def include(self, ticket: Ticket, topic: Topic) -> None:
         """Count a staged ticket for another topic that it changes. It must wait if a ticket of that topic waits."""
         self.will_change(topic)
-        topic.pending += 1
-        topic.waiting += ticket.gated > 0
-        if ticket.at_ms is not None:
-            topic.stage_time(ticket.at_ms)
+        topic.enter(ticket)
         if ticket.also is None:
             ticket.also = []
         ticket.also.append(topic)
@@ -234,11 +222,11 @@ class Commits:
         detail = {"reason": str(failure), "outcome": "refused"}
         error = TopicsError(failure.code, f"nothing can be written: {failure}", detail=detail, retry_after_ms=1000)
         for ticket in reversed(tickets):
-            self._leave(ticket)
+            self.pending_bytes -= ticket.size_bytes
+            for topic in ticket.also or ():
+                topic.leave(ticket)
             if ticket.topic is not None:
-                ticket.topic.leader = None
-                if ticket.first:
-                    ticket.topic.next_seq = ticket.first
+                ticket.topic.give_back(ticket)
             if ticket.undo is not None:
                 ticket.undo()
         for ticket in tickets:
@@ -318,7 +306,11 @@ class Commits:
         while landing:
             ticket = landing.popleft()
             followers = ticket.followers
-            self._leave(ticket)
+            self.pending_bytes -= ticket.size_bytes
+            if ticket.topic is not None:
+                ticket.topic.leave(ticket)
+            for topic in ticket.also or ():
+                topic.leave(ticket)
             try:
                 if ticket.apply is not None:
                     ticket.result = ticket.apply(ticket)
@@ -339,23 +331,6 @@ class Commits:
                         one.then(one)
                     except Exception as failure:
                         callback_failed(one, failure)
-
-    def _leave(self, ticket: Ticket) -> None:
-        self.pending_bytes -= ticket.size_bytes
-        topic = ticket.topic
-        if topic is not None:
-            topic.pending -= 1
-            topic.waiting -= ticket.gated > 0
-            topic.staged_count -= ticket.count
-            topic.staged_bytes -= ticket.size_bytes
-            if ticket.at_ms is not None:
-                topic.end_time(ticket.at_ms)
-        if ticket.also is not None:
-            for topic in ticket.also:
-                topic.pending -= 1
-                topic.waiting -= ticket.gated > 0
-                if ticket.at_ms is not None:
-                    topic.end_time(ticket.at_ms)
 
     def _halt(self, failure: Exception, ticket: Ticket | None = None) -> NoReturn:
         """End all work: the log has failed, or the state differs from it. A server ends its process here."""
