@@ -11,7 +11,7 @@ from tests.simulated.disk import FOREVER, SimDisk
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame, walfile
 from topics.storage.log.background import WARM_BYTES, LogRefused
-from topics.storage.log.wal import Wal
+from topics.storage.log.wal import LogState, Wal
 from topics.storage.worker import InlineWorker
 
 Done = Callable[[Exception | None], None]
@@ -306,3 +306,23 @@ def test_a_log_that_could_not_begin_its_next_file_tries_again() -> None:
     fault.times = 0
     wal.tick()
     assert (wal.read_only, wal.number) == (None, 2)
+
+
+def test_log_that_is_fenced_while_its_first_file_is_created_takes_no_frames() -> None:
+    wal, queue, _ = open_wal(fails="open")
+    wal.tick()
+    queue.run()  # fails again
+    wal.tick()
+    wal.fence("another server writes")
+    queue.run()
+    assert (wal.state, wal.has_file, wal.read_only) == (LogState.FENCED, False, "another server writes")
+    with pytest.raises(LogRefused):
+        wal.write([frame.encode(4, 1, 1, 1, b"a")])
+
+
+def test_log_refuses_a_change_of_state_that_is_not_in_its_table() -> None:
+    wal, _, _ = open_wal()
+    assert wal.state is LogState.OPEN
+    wal.end()
+    with pytest.raises(RuntimeError, match="a log that is STOPPED cannot become OPEN"):
+        wal._go(LogState.OPEN)

@@ -9,6 +9,7 @@ from topics.engine.durable.store import Store
 from topics.engine.write.commit import Commits
 from topics.engine.write.uploads import Replica
 from topics.storage.log.background import Fenced, LogRefused, ReplicaRefused
+from topics.storage.log.wal import LogState
 from topics.storage.replica.objects import Announced, Position
 from topics.storage.replica.sequence import State
 from topics.storage.replica.uploader import Uploader
@@ -57,7 +58,7 @@ class Replication(Replica):
 
     @property
     def refusal(self) -> LogRefused | None:
-        if self._store.wal.is_fenced:
+        if self._store.wal.state is LogState.FENCED:
             return Fenced(self._store.wal.read_only)
         if self.is_cut_off:
             return ReplicaRefused("the replica does not answer, so a standby may have taken over")
@@ -69,7 +70,7 @@ class Replication(Replica):
 
     def hurry(self) -> None:
         assert self._commits is not None
-        if self._store.wal.is_fenced:  # while these were being synced
+        if self._store.wal.state is LogState.FENCED:  # while these were being synced
             self._commits.uploads.refuse(Fenced(self._store.wal.read_only))
         self.sequence.waiting = self._commits.uploads.writers
         self.uploader.pump()
@@ -121,7 +122,7 @@ class Replication(Replica):
     def _changed(self) -> None:
         if self._commits is not None:
             uploads = self._commits.uploads
-            if self.sequence.state is State.FENCED and not self._store.wal.is_fenced:
+            if self.sequence.state is State.FENCED and self._store.wal.state is not LogState.FENCED:
                 self._fence()
             elif self.sequence.state is State.LOST:
                 uploads.report("the replica was away for too long")

@@ -10,6 +10,7 @@ from typing import NoReturn
 from topics.errors import Code
 from topics.storage.fs import File
 from topics.storage.log.frame import Frames, LargeFrame, parts_of
+from topics.storage.worker import Worker
 
 WARM_BYTES = 1 << 20
 
@@ -102,6 +103,17 @@ class LargeWrite:
         if not self._reported:
             self._reported = True
             self._report(self._error)
+
+
+def read_ahead(worker: Worker, file: File, at: int, size_bytes: int, goes_on: Callable[[], bool]) -> None:
+    """Bring a part of a file into memory on a thread, while `goes_on`."""
+
+    def read() -> None:
+        for start in range(at, at + size_bytes, WARM_BYTES):
+            if goes_on():
+                file.pread(WARM_BYTES, start)
+
+    worker.submit(read, lambda error: None)
 
 
 def reason_of(error: Exception) -> str:

@@ -2,16 +2,7 @@
 
 Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own, and so do large
 writes. Files are reserved in full before they are used, and the next one is prepared while the last one fills, so that
-a write finds its space waiting.
-
-    state      when                                   frames                        next state
-    open       there is a file                        written                       read-only, failed, stopped
-    read-only  the next file, or the first one,       refused, and nothing is       open: `tick` tries again
-               cannot be created (`read_only`)        written; small ones may fit
-    failed     a write into a file or a sync failed,  neither written nor refused   none: the process ends
-               or the directory is gone
-    stopped    `end`, before the last snapshot, or    refused                       none
-               `fence`: another server writes
+a write finds its space waiting. `LogState` has the states of the log.
 
 A log that has failed ends the process (`failed`): see docs/decisions/failed-log.md. The next start recovers.
 """
@@ -22,6 +13,7 @@ import errno
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum, auto
 from functools import partial
 from threading import Lock
 from typing import ClassVar, NoReturn
@@ -33,7 +25,16 @@ from topics.clock import Clock
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
 from topics.storage.log import walfile
-from topics.storage.log.background import WARM_BYTES, Fenced, LargeWrite, Log, LogRefused, close_quietly, reason_of
+from topics.storage.log.background import (
+    WARM_BYTES,
+    Fenced,
+    LargeWrite,
+    Log,
+    LogRefused,
+    close_quietly,
+    read_ahead,
+    reason_of,
+)
 from topics.storage.log.frame import Frames, parts_of
 from topics.storage.log.ledger import Ledger, file_note
 from topics.storage.worker import INLINE, Worker
@@ -43,6 +44,28 @@ log = logs.Log("wal")
 NOTE_NS = 1_000_000_000
 SLOW_US = 100_000  # if syncs take longer, so does a new file: it is prepared before half of the last one is full
 JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
+
+
+class LogState(Enum):
+    """What the log does with frames. `Wal.read_only` has the reason if it refuses them."""
+
+    STARTING = auto()  # it refuses them: there is no file yet
+    OPEN = auto()  # it writes them
+    READ_ONLY = auto()  # it refuses those that need a file which cannot be created; `tick` tries again
+    FAILED = auto()  # a write or a sync failed, or the directory is gone: it is unknown what the files have
+    STOPPED = auto()  # it refuses them: the last snapshot replaces it
+    FENCED = auto()  # it refuses them: another server continues the log
+
+
+_ENDS = {LogState.FAILED, LogState.STOPPED, LogState.FENCED}
+_NEXT = {
+    LogState.STARTING: {LogState.OPEN, LogState.READ_ONLY, LogState.FAILED, LogState.FENCED},
+    LogState.OPEN: {LogState.READ_ONLY, *_ENDS},
+    LogState.READ_ONLY: {LogState.OPEN, *_ENDS},
+    LogState.FAILED: set(),
+    LogState.STOPPED: {LogState.FAILED, LogState.FENCED},
+    LogState.FENCED: {LogState.FAILED},
+}
 
 
 class WalStats(Struct):
@@ -88,6 +111,7 @@ class Wal(Log):
         self.number = 0
         self.tail = 0
         self._first_at = walfile.HEADER_BYTES  # where the log entries of the present file begin
+        self.state = LogState.STARTING
         self.read_only: str | None = None  # the reason why the log takes no frames
         self._file: File | None = None
         self._spare: tuple[int, File] | None = None
@@ -103,7 +127,6 @@ class Wal(Log):
         self._behind: list[File] = []  # full files that are not synced yet
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
-        self._stopped = self.is_fenced = False
         self.ledger = Ledger(datadir)
         self._noted_ns = 0  # when the synced position was last noted in the ledger
 
@@ -129,11 +152,14 @@ class Wal(Log):
 
         def finished(error: Exception | None) -> None:
             self._preparing = False
+            if self.state in _ENDS:  # in between
+                for file, _ in made:
+                    close_quietly(file)
+                return
+            self._go(LogState.OPEN if error is None else LogState.READ_ONLY, error)
             if error is not None:
-                self._refuse(error)
                 return
             self._file, size_bytes = made[0]
-            self.read_only = None
             self.tail = self._first_at = walfile.HEADER_BYTES
             self.synced_to = self.position
             self.stats.slow_us = (self._clock.monotonic_ns() - began_ns) // 1000  # two syncs, as in most of the log's
@@ -210,18 +236,10 @@ class Wal(Log):
         if self._file is None or self._preparing:
             return
         if self.tail + need_bytes <= self._file_bytes:
-            self._read_ahead(self._file, self.tail, need_bytes)
+            read_ahead(self._writer, self._file, self.tail, need_bytes, lambda: self._large is None)
         else:
             self._reserve_bytes = need_bytes
             self._prepare()
-
-    def _read_ahead(self, file: File, at: int, size_bytes: int) -> None:
-        def read() -> None:
-            for start in range(at, at + size_bytes, WARM_BYTES):
-                if self._large is None:
-                    file.pread(WARM_BYTES, start)
-
-        self._writer.submit(read, lambda error: None)
 
     def finish_large(self) -> None:
         if self._large is not None:
@@ -230,7 +248,7 @@ class Wal(Log):
     def _make_room(self, frames: list[Frames]) -> int:
         """Rotate if the frames do not fit into the present file; return their size. Raise `LogRefused`."""
         if self._file is None:
-            raise (Fenced if self.is_fenced else LogRefused)(self.read_only)
+            raise (Fenced if self.state is LogState.FENCED else LogRefused)(self.read_only)
         size_bytes = sum(map(len, frames))
         # A large write fills a file of its own, and a prepared one in less time than one that it would enlarge.
         prepared = self._spare is not None and size_bytes > self._file_bytes
@@ -239,12 +257,13 @@ class Wal(Log):
                 self.rotate()
             except OSError as error:
                 self.stats.submit_full_total += len(frames)
-                self._refuse(error)
+                self._go(LogState.READ_ONLY, error)
                 raise LogRefused(self.read_only) from error
         return size_bytes
 
     def _wrote(self, frames: int, size_bytes: int) -> None:
-        self.read_only = None
+        if self.state is LogState.READ_ONLY:
+            self._go(LogState.OPEN)
         self.tail += size_bytes
         self._written += frames
         stats = self.stats
@@ -326,7 +345,7 @@ class Wal(Log):
 
     def tick(self) -> None:
         """Do periodic work: sync, prepare the next file, and create one that could not be created before."""
-        if self._stopped:
+        if self.state in _ENDS:
             return
         if not self._dir.is_there:
             self._fail(OSError(errno.ENOENT, "the data directory was removed or renamed"))
@@ -340,12 +359,15 @@ class Wal(Log):
             self.ledger.note_reached(self.synced_to)
         if (self._written > self._synced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda: None)
-        if self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2) or self.read_only is not None:
+        if (
+            self.tail > self._file_bytes // (16 if self.stats.slow_us > SLOW_US else 2)
+            or self.state is LogState.READ_ONLY
+        ):
             self.prepare()
-        if self.read_only is not None and self._spare is not None and self._large is None:
+        if self.state is LogState.READ_ONLY and self._spare is not None and self._large is None:
             with suppress(OSError):
                 self.rotate()  # failed before: the log is read-only until it works
-                self.read_only = None
+                self._go(LogState.OPEN)
 
     def prepare(self) -> bool:
         """Return whether `rotate` need not wait for its file, or has to report a failure. Else have it created."""
@@ -361,7 +383,8 @@ class Wal(Log):
         if self._file is None:
             raise LogRefused(self.read_only)
         self._behind.append(self._file)
-        self._file, self._stopped, self.read_only = None, True, "the server stops"
+        self._file = None
+        self._go(LogState.STOPPED, "the server stops")
         return self.number + 1
 
     def fence(self, reason: str) -> None:
@@ -370,7 +393,8 @@ class Wal(Log):
         self.sync_now()  # frames that are written may be acknowledged with the next sync
         if self._file is not None:
             self._behind.append(self._file)
-        self._file, self._stopped, self.is_fenced, self.read_only = None, True, True, reason
+        self._file = None
+        self._go(LogState.FENCED, reason)
 
     def close(self, *, replaced: bool = False) -> None:
         """Close the files. Sync them first, unless a snapshot has `replaced` them. Raise nothing.
@@ -378,7 +402,7 @@ class Wal(Log):
         Failures were reported before.
         """
         self.finish_large()
-        if not replaced and (self._file is not None or self._stopped):
+        if not replaced and (self._file is not None or self._behind):
             with suppress(OSError):
                 self._datasync([*self._behind, *([] if self._file is None else [self._file])], self.ledger.take())
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
@@ -416,9 +440,11 @@ class Wal(Log):
             if made and self._file is not None and self.number < number:
                 self._spare = number, made[0]
                 if error is None:
-                    self.read_only = None
+                    if self.state is LogState.READ_ONLY:
+                        self._go(LogState.OPEN)
                     if reserve_bytes:
-                        self._read_ahead(made[0], walfile.HEADER_BYTES, reserve_bytes)
+                        at = walfile.HEADER_BYTES
+                        read_ahead(self._writer, made[0], at, reserve_bytes, lambda: self._large is None)
             else:
                 for file in made or ([] if spare is None else [spare[1]]):
                     close_quietly(file)  # without a sync, its size may not be durable
@@ -444,16 +470,20 @@ class Wal(Log):
                 raise
             self.ledger.write(notes)
 
-    def _refuse(self, error: Exception) -> None:
-        """Refuse frames until `tick` has created a file. Nothing was written."""
-        reason = reason_of(error)
-        if self.read_only is None:
-            log.error("log_read_only", reason=reason, file=self.number, offset=self.tail)
-        self.read_only = reason
+    def _go(self, state: LogState, reason: Exception | str | None = None) -> None:
+        """Change the state, for this reason if the log then refuses frames."""
+        if state not in _NEXT[self.state] and state is not self.state:
+            raise RuntimeError(f"a log that is {self.state.name} cannot become {state.name}")
+        if isinstance(reason, Exception):
+            reason = reason_of(reason)
+            if self.read_only is None:
+                log.error("log_read_only", reason=reason, file=self.number, offset=self.tail)
+        self.state, self.read_only = state, reason
 
     def _fail(self, error: Exception) -> NoReturn:
         """End the process. What the last frames have become is unknown until the next start has read the files."""
         log.error("log_failed", reason=reason_of(error), file=self.number, offset=self.tail)
+        self._go(LogState.FAILED, self.read_only)
         self.failed(error)
 
 

@@ -38,6 +38,7 @@ from topics.server.loop.samples import (
     QUEUE_COLUMNS,
     QUEUE_INTERVAL_MS,
 )
+from topics.storage.log.wal import LogState
 
 HISTORY_COLUMNS = ["ts", "head", "bytes"]
 POINTS, MAX_POINTS = 120, 1000
@@ -61,8 +62,8 @@ def get_ready(services: Services, call: Call) -> Answer:
     warnings: list[str] | UnsetType = UNSET
     if storage is not None and (why := storage.wal.read_only) is not None:
         message = f"the log takes no writes: {why}"
-        if purpose != "read" or storage.wal.is_fenced:
-            code = Code.FENCED if storage.wal.is_fenced else Code.READ_ONLY
+        if purpose != "read" or storage.wal.state is LogState.FENCED:
+            code = Code.FENCED if storage.wal.state is LogState.FENCED else Code.READ_ONLY
             raise TopicsError(code, message, detail={"reason": why}, retry_after_ms=1000)
         warnings = [message]
     services.check_ready()
