@@ -222,7 +222,7 @@ def test_later_term_has_no_gate_open_before_its_checkpoint():
     sequence.note_synced((1, 500), 0)
     assert send(sequence, bucket, 1000) == "bytes"
     assert sequence.covered == NOWHERE
-    assert not sequence.takes_replicated
+    assert sequence.state is not State.FOLLOWING
 
 
 def test_checkpoint_names_the_first_object_with_its_log():
@@ -349,7 +349,7 @@ class Racer:
             sequence.note_files(sequence.plan, REFS)
         else:
             send(sequence, self._bucket, self._now_ms)
-        if sequence.takes_replicated and sequence.covered > (1, 0):
+        if sequence.state is State.FOLLOWING and sequence.covered > (1, 0):
             self.acknowledged.append((sequence.term, sequence.covered))
 
 

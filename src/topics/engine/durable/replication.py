@@ -64,7 +64,7 @@ class Replication(Replica):
             return ReplicaRefused("the replica does not answer, so a standby may have taken over")
         if self.is_away:
             return ReplicaRefused(f"the replica does not answer: {self.sequence.last_failure or 'no answer yet'}")
-        if not self.sequence.takes_replicated:
+        if self.sequence.state is not State.FOLLOWING:
             return ReplicaRefused(f"the replica is {self.sequence.state}: its first checkpoint is not complete")
         return None
 

@@ -28,6 +28,7 @@ from topics.server.http.messages import TIMED
 from topics.server.limits.os_limits import resident_bytes
 from topics.server.loop.storage import Storage
 from topics.storage.log.wal import WalStats
+from topics.storage.replica.sequence import State
 
 if TYPE_CHECKING:
     from topics.engine.durable.replication import Replication
@@ -264,7 +265,7 @@ def _replica(replication: Replication) -> Iterator[Metric]:
         ("topics_replica_away", "1 while the bucket does not confirm an upload in time.", int(replication.is_away)),
         ("topics_replica_fenced", "1 if another server has taken over.", int(sequence.state == "fenced")),
         ("topics_replica_following", "1 while the replica has a checkpoint and the log after it.",
-         int(sequence.takes_replicated)),
+         int(sequence.state is State.FOLLOWING)),
         ("topics_replica_term", "Term of this server in the sequence of the replica.", sequence.term),
         ("topics_replica_object", "Number of the last object.", sequence.last_number),
         ("topics_replica_objects_total", "Objects of the log that were uploaded.", uploader.objects_total),

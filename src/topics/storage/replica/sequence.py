@@ -5,7 +5,8 @@
     opening    the term is there; the files of its     closed; open while the bucket has no      following, lost,
                first checkpoint are being uploaded     checkpoint at all: there is nothing that  fenced
                                                        another server could continue
-    following  the term has a checkpoint               open up to the uploaded position          lost, ended, fenced
+    following  the term has a checkpoint: replicated   open up to the uploaded position          lost, ended, fenced
+               writes are acknowledged once uploaded
     lost       the bucket was away for too long; the   closed                                    starting, with the
                rest of the log was not kept                                                      next checkpoint
     fenced     another server has a higher term        closed                                    none
@@ -217,8 +218,10 @@ class Sequence:
             upload.plan = repeated
         else:
             return None
-        if upload.plan is not None:
-            upload.body = objects.encode_checkpoint(self._checkpoint(upload.plan, upload.head.number))
+        if (plan := upload.plan) is not None and plan.refs is not None:
+            since = next((first for file, first in self._began if file >= plan.snapshot), upload.head.number)
+            found = Checkpoint(snapshot=plan.snapshot, since=since, clean=plan.clean, files=plan.refs)
+            upload.body = objects.encode_checkpoint(found)
         self._in_flight, self._last_wall_ms, self._sent_ms = upload, upload.head.at_ms, now_ms
         return upload
 
@@ -273,11 +276,6 @@ class Sequence:
             ),
             upto=upto,
         )  # fmt: skip
-
-    def _checkpoint(self, plan: Plan, number: int) -> Checkpoint:
-        assert plan.refs is not None
-        since = next((first for file, first in self._began if file >= plan.snapshot), number)
-        return Checkpoint(snapshot=plan.snapshot, since=since, clean=plan.clean, files=plan.refs)
 
     # --- what became of an object
 
@@ -346,11 +344,6 @@ class Sequence:
         if self.state is State.OPENING and not self.base and not any(plan.refs is not None for plan in self._plans):
             return EVERYWHERE  # no server can take over: there is no checkpoint
         return NOWHERE
-
-    @property
-    def takes_replicated(self) -> bool:
-        """Whether a replicated write can be acknowledged when it is uploaded."""
-        return self.state is State.FOLLOWING
 
     # --- the log that is not uploaded yet
 
