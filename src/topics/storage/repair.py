@@ -12,7 +12,6 @@ import posixpath
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -41,15 +40,6 @@ class Repaired(Struct, kw_only=True):
     bytes: int = 0
 
 
-class Source(Protocol):
-    """Where good bytes come from. `path` is relative to a data directory."""
-
-    def snapshot(self) -> snap.Snapshot: ...
-
-    def file(self, path: str) -> Held | None:
-        """Return what reads this file, and its size; None if the source has none."""
-
-
 class Backup:
     def __init__(self, fs: Fs, root: str) -> None:
         self._dir = DataDir(ReadOnlyFs(fs), root)
@@ -59,6 +49,7 @@ class Backup:
         return newest_snapshot(self._dir, [])
 
     def file(self, path: str) -> Held | None:
+        """Return what reads this file, and its size; None if the source has none."""
         try:
             file = self._dir.fs.open(posixpath.join(self._dir.root, path))
         except FileNotFoundError:
@@ -93,6 +84,9 @@ class Replica:
             if one.head.kind == "bytes" and one.head.term == self._state.head.term:
                 found += b"".join(data for file, at, data in pieces_of(one) if file == number and at == len(found))
         return found
+
+
+Source = Backup | Replica  # where good bytes come from; a path is relative to a data directory
 
 
 def repair(
