@@ -32,10 +32,10 @@ from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.uploads import GATES
 from topics.model import surrogates
-from topics.nesting import decode_again
 from topics.model.record_bytes import SEQ_AND_TS_BYTES, encode_json, meta_of, node_part, seq_and_ts, with_meta
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
+from topics.nesting import decode_again
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
 from topics.storage.segments import extras
