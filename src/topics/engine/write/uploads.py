@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from topics.engine.state.topic import Topic
 from topics.engine.write.ticket import Ticket, callback_failed
 from topics.errors import Code, TopicsError
 from topics.storage.log.background import LogRefused, ReplicaRefused
 from topics.storage.log.frame import parts_of
-
-if TYPE_CHECKING:
-    from topics.engine.write.commit import Commits
 
 AT_SYNC, AT_UPLOAD = 1, 2  # see `Ticket.gated`
 GATES = {"ephemeral": 0, "memory": 0, "disk": 0, "fsync": AT_SYNC, "replicated": AT_UPLOAD}  # by class
@@ -52,6 +49,17 @@ class Replica:
 
     def hurry(self) -> None:
         """Upload everything that is synced: a ticket waits for it."""
+
+
+class Commits(Protocol):
+    """What the second gate needs of the first one, which imports it."""
+
+    wal: Any
+    tick_ns: Callable[[], int]
+
+    def release(self, tickets: list[Ticket]) -> None: ...
+
+    def refuse(self, tickets: list[Ticket], failure: LogRefused) -> None: ...
 
 
 class Waiting(NamedTuple):

@@ -191,6 +191,7 @@ def outline(body: bytes, limits: Limits) -> Generator[None, None, Outline]:
     found: Outline | None = None
     at = _after(body, 0, b"{")
     more = True
+    # Bound: the length of the body, of which each round takes a member.
     while more:
         end = _end(body, at, MAX_PLAIN_BODY_BYTES)
         name, at = body[at:end], _after(body, end, b":")
@@ -215,6 +216,7 @@ def _records(body: bytes, low: int, limits: Limits) -> Generator[None, None, Out
     most = 2 * limits.max_record_bytes + PIECE_BYTES
     parts: list[int] = []
     count, seen, at = 0, low, low
+    # Bound: the length of the body, of which each round takes a record.
     while not body.startswith(b"]", at):
         if count == limits.max_batch_records:
             raise too_many_records(limits)
