@@ -8,29 +8,48 @@ snapshot are left out, so a replay never needs them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from topics import logs
 from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage.fs import read_whole
+from topics.storage.datadir import DataDir
+from topics.storage.fs import Fs, read_whole
+from topics.storage.log.wal import Wal
 from topics.storage.segments import codec, record_run
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
-
-if TYPE_CHECKING:
-    from topics.engine.durable.store import Store
+from topics.storage.segments.segment_caches import SegmentCaches
+from topics.storage.worker import Worker
 
 log = logs.Log("store")
+
+
+class Host(Protocol):
+    """What a rewrite needs of the store."""
+
+    state: State
+    dir: DataDir
+    fs: Fs
+    wal: Wal
+    caches: SegmentCaches
+    worker: Worker
+    cold_dir: str | None
+    is_snapshotting: bool
+    follows: bool
+
+    def submit(self, work: Callable[[], None], finished: Callable[[Exception | None], None]) -> None: ...
 
 
 class Rewriter:
     """Rewrites one segment after another while no snapshot is in progress. Each checkpoint finds what is worth it."""
 
-    def __init__(self, store: Store, *, percent: int, min_bytes: int) -> None:
+    def __init__(self, store: Host, *, percent: int, min_bytes: int) -> None:
         """Rewrite from `percent` of removed bytes on (0: never), if that frees `min_bytes`."""
         self.segments_total = self.freed_bytes_total = 0
         self.has_replaced = False  # whether files wait for the next snapshot to be removed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -19,9 +19,6 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.model.router import MAX_HOPS, RouterConfig
 from topics.storage.snapshot import encode_array
-
-if TYPE_CHECKING:
-    from topics.engine.routers.copy import Stamps
 
 _encode = msgspec.msgpack.encode
 
@@ -38,7 +35,7 @@ class Router:
     staged_cursor: int = 0  # where the cursor will be once all staged steps have landed
     owed: int = 0  # in a replay: records up to `staged_cursor` that it gave up, and that have no seqs yet
     forwarded_total: int = 0
-    present: Stamps | None = None  # the stamps in the destination, once they are needed
+    present: Any = None  # `copy.Stamps` of the destination, once they are needed
 
     @property
     def lag(self) -> int:
