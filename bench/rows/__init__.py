@@ -26,6 +26,7 @@ from rows import (
     schema,
     search,
     spark,
+    spark_lake,
     spark_sink,
     tails,
     topics,
@@ -58,5 +59,6 @@ ROWS: tuple[Row, ...] = (
     cli.ROW,
     clients.ROW,
     spark.ROW,
+    spark_lake.ROW,
     spark_sink.ROW,
 )
