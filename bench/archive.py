@@ -114,22 +114,23 @@ class Memory:
         while not self._stop.wait(SAMPLE_S):
             held = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in self.peak_bytes.items())
             ticker.show(f"{self._progress()}; at most {held}")
-            parents = _parents()
+            children = parents()
             for name, pid in self._pids.items():
-                tree = _below(parents, pid)
+                tree = below(children, pid)
                 held = {one: _pss(one) for one in tree}
                 self._note(name, sum(held.values()))
                 java = {one for one in tree if _command(one).endswith("java")}
                 if java:
                     self._note("jvm", sum(held[one] for one in java))
-                    workers = {child for one in java for child in _below(parents, one)} - java
+                    workers = {child for one in java for child in below(children, one)} - java
                     self._note("python workers", sum(held.get(one, 0) for one in workers))
 
     def _note(self, name: str, size: int) -> None:
         self.peak_bytes[name] = max(self.peak_bytes[name], size)
 
 
-def _parents() -> dict[int, list[int]]:
+def parents() -> dict[int, list[int]]:
+    """Return the children of each process that has some."""
     found: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -139,10 +140,11 @@ def _parents() -> dict[int, list[int]]:
     return found
 
 
-def _below(parents: dict[int, list[int]], pid: int) -> list[int]:
+def below(children: dict[int, list[int]], pid: int) -> list[int]:
+    """Return a process and all below it."""
     found, waiting = [pid], [pid]
     while waiting:
-        more = parents.get(waiting.pop(), [])
+        more = children.get(waiting.pop(), [])
         found += more
         waiting += more
     return found
