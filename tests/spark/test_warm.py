@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from tests.conftest import ServerProcess
 from topics.client import Client
 from topics.client.request import Record
+from topics.lake import Lake
 from topics.spark import warm
 from topics.spark.jvm import cache_folder
 from topics.spark.pipelines.compact import compact
@@ -124,11 +126,11 @@ def test_rollup_and_compact_write_the_same_in_a_session_and_over_connect(
     spark: Any, user: User, server: ServerProcess, client: Client, topic: str
 ):
     user.run("spark", "start")
-    time, select = "timestamp_millis(value:at::bigint)", ["count(*) AS n", "sum(value:x::bigint) AS x", "avg(seq) AS m"]
+    at, select = "timestamp_millis(value:at::bigint)", ["count(*) AS n", "sum(value:x::bigint) AS x", "avg(seq) AS m"]
     declared = Declaration(
-        topic=topic, into=f"{topic}.sums.here", window="1 minute", time=time, by=("tag",), select=tuple(select)
+        topic=topic, into=f"{topic}.sums.here", window="1 minute", time=at, by=("tag",), select=tuple(select)
     )
-    rolling = ["--window", "1 minute", "--time", time, "--by", "tag", *(f"--select={one}" for one in select)]
+    rolling = ["--window", "1 minute", "--time", at, "--by", "tag", *(f"--select={one}" for one in select)]
     for number in range(3):
         rows = [{"at": 45_000 * number + n, "x": n} for n in range(100)]
         records = [{"data": None if n % 9 == number else row, "tag": f"t{n % 60}"} for n, row in enumerate(rows)]
@@ -175,6 +177,35 @@ def test_killed_command_frees_its_session_and_two_do_not_share_one(
         following.communicate()
     assert warm.sessions_in_use() == 0
     assert archived(user, server, "three", tmp_path / "three")["topics"][0]["records"] == 3
+
+
+@pytest.mark.torture
+def test_command_killed_in_the_middle_of_a_job_leaves_spark_usable(
+    user: User, server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for _ in range(10):
+        client.append("slow", [{"data": {"text": "x" * 200}} for _ in range(2_000)])
+    client.append("next", [{"data": n} for n in range(3)])
+    user.run("spark", "start")
+    monkeypatch.setenv("XDG_CACHE_HOME", user.env["XDG_CACHE_HOME"])
+    where = ("pipeline", "archive", "--url", server.url, "--topic", "slow", "--lake", tmp_path / "slow", "--json")
+    killed = user.begin(*where, "--max-bytes-per-second", 10_000)  # its tasks take minutes
+    try:
+        while not list(tmp_path.glob("slow/slow/**/*.parquet")):  # a task has begun to write
+            assert killed.poll() is None
+            time.sleep(0.1)
+    finally:
+        killed.kill()
+        killed.communicate()
+    assert warm.sessions_in_use() == 0
+    report = archived(user, server, "next", tmp_path / "next")
+    assert report["execution"]["reason"] == "on Spark, started by `topics spark start`"
+    assert report["topics"][0]["records"] == 3
+    again = json.loads(user.run(*where))
+    assert again["execution"]["engine"] == "spark"
+    assert again["topics"][0]["records"] == 20_000
+    [epoch] = Lake(str(tmp_path / "slow")).snapshot().epochs("slow")
+    assert sum(file.rows for file in epoch.files) == epoch.archived_to == 20_000
 
 
 @pytest.mark.torture
