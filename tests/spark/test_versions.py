@@ -38,6 +38,25 @@ def test_oldest_spark_reads_writes_streams_and_archives(
     assert f"wrote {RECORDS + 100} records" in shown_archive.replace(",", "")
 
 
+@pytest.mark.torture
+def test_oldest_spark_keeps_options_of_tables_and_pushes_filters(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    python = str(environment(OLDEST))
+    numbers(client, topic, range(RECORDS))
+    script = [python, "-m", "tests.spark.driver", "local[2]", "tables", server.url, topic, str(tmp_path / "warehouse")]
+    printed = run(script, tmp_path / "tables.log", python)
+    [shown] = [json.loads(line) for line in printed.splitlines() if line.startswith('{"typed"')]
+    few, every = shown.pop("partitions")
+    assert few == 1 < every, "the filter reached the plan of the source"
+    assert shown == {
+        "typed": [RECORDS, RECORDS * (RECORDS - 1) // 2, RECORDS],
+        "by_hand": RECORDS,
+        "with_option": [1, 2, 3],
+        "pushed": list(range(1, 11)),
+    }
+
+
 def run(command: list[str], log: Path, python: str) -> str:
     running = Process(command, log, PYSPARK_PYTHON=python, SPARK_HOME=None)
     try:
