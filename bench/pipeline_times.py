@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from archive import TOPICS, below, fill, parents, server
+from archive import BATCH, TOPICS, below, fill, parents, server
 from topics.spark.jvm import cache_folder
 
 SIZES = "10,10000,1000000,5000000,50000000"
 EXECUTOR_MB = 1024
-MERGED_TOPICS, MERGED_FILES = 8, 4  # topics of a run on a cluster, and small files of each
+MERGED_TOPICS, MERGED_FILES = 8, 4  # most topics of a run on a cluster, and small files of each
 PAUSE_S = 2.0  # between two commands
 SAMPLE_S = 0.2
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -147,7 +147,8 @@ def cluster(url: str, directory: Path, count: int, executors: list[int]) -> None
 
     The first stage has nearly no data: it is the start of driver and executors.
     """
-    topics, made = [f"big-{number}" for number in range(MERGED_TOPICS)], directory / "made"
+    filled = max(1, min(count // MERGED_FILES // BATCH, MERGED_TOPICS))
+    topics, made = [f"big-{number}" for number in range(filled)], directory / "made"
     on_server = ("--url", url)
     for part in range(MERGED_FILES):
         fill(url, topics, count // MERGED_FILES, first=part * count // MERGED_FILES)
