@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tests.faults.kills.logs import clock
 from tests.faults.soak.alerts import Fault
-from tests.faults.soak.target import HOLD_S, Target
+from tests.faults.soak.target import HOLD_S, LATE_S, Target
 
 UNREAD = 500  # connections that ask and do not read
 SHARE = 0.6  # of the distance to the next fault, at most
@@ -48,7 +48,7 @@ class Faults:
             try:
                 await inject(HOLD_S[name] * scale)
             finally:
-                self._target.fault = ""
+                self._target.fault, self._target.last_fault = "", (name, time.monotonic() + LATE_S)
                 fault.ended_s = time.monotonic() - began
 
     async def _full(self, hold_s: float) -> None:

@@ -34,6 +34,7 @@ SETTINGS = {
 }
 # What the server logs as an error while a fault lasts, and rightly.
 LOGGED = {"full": {"log_read_only", "checkpoint_failed", "seal_failed", "ledger_failed"}}
+LATE_S = 5.0  # after a fault: a thread may log late what failed before its end
 # How long each fault lasts if the run is long enough: most must fire an alert, which waits for a minute or ten.
 HOLD_S = {"full": 100.0, "slow": 540.0, "kill": 100.0, "stop": 20.0, "clock": 40.0, "unread": 30.0}
 MIN_GROWTH_BYTES = 24 << 20  # an allocator keeps this much more or less, whatever the server does
@@ -64,6 +65,7 @@ class Target:
         self.port = 0
         self.generation = 0  # how many servers were started
         self.fault = ""  # the one that lasts
+        self.last_fault = "", 0.0  # the one before, and until when what it has broken may be logged
         self._variables = {
             "SLOW_SYNC_MS": str(sync_ms), "FAULT_DIR": str(directory), "FIXED_PORT": str(free_port()),
         }  # fmt: skip
@@ -151,9 +153,11 @@ class Target:
             file.seek(self._log_at)
             lines = file.read().split(b"\n")
         self._log_at += sum(len(line) + 1 for line in lines[:-1])
+        last, until = self.last_fault
+        fault = self.fault or (last if time.monotonic() < until else "")
         for line in filter(None, lines[:-1]):
             event = _error(line)
-            if event in LOGGED.get(self.fault, ()):
+            if event in LOGGED.get(fault, ()):
                 self.tally[f"expected_{event}"] += 1
             elif event is not None:
                 self.logged[event] += 1
