@@ -64,6 +64,7 @@ class Target:
         self.up = asyncio.Event()
         self.port = 0
         self.generation = 0  # how many servers were started
+        self._restarting = asyncio.Lock()
         self.fault = ""  # the one that lasts
         self.last_fault = "", 0.0  # the one before, and until when what it has broken may be logged
         self._variables = {
@@ -106,12 +107,13 @@ class Target:
 
     async def restart(self, down_s: float = 0.0) -> None:
         """Kill the server and start the next one, after some time."""
-        assert self._server is not None
-        self.up.clear()
-        await asyncio.to_thread(self._server.kill)
-        self.tally["kills"] += 1
-        await asyncio.sleep(down_s)
-        await self.start()
+        async with self._restarting:  # a fault and `--restart` may kill at the same time
+            assert self._server is not None
+            self.up.clear()
+            await asyncio.to_thread(self._server.kill)
+            self.tally["kills"] += 1
+            await asyncio.sleep(down_s)
+            await self.start()
 
     async def stop(self) -> None:
         """Stop the server in order. Raise `Violation` unless it ends with status 0."""
