@@ -224,6 +224,7 @@ REPLAY = Pipeline(
         option("--until TIME", "before this time"),
         option("--tag TAG", "only this tag, or with a trailing *, tags with this prefix"),
         option("--rate N", "maximum records per second", type=float),
+        option("--max-bytes-per-second N", "write at most this much to the server", type=int),
         option("--node NODE", "node of the replayed records, instead of the original one"),
         option("--name NAME", "name of the replay; a new name is a new replay"),
         option("--allow-gaps", "continue at gaps of the source, and write a record for each"),

@@ -56,6 +56,8 @@ def test_wrong_arguments_are_refused(lake: Lake, tmp_path: Path):
         maintain(lake=lake.path, topics=["nothing"])
     with pytest.raises(BadUsage, match="is not a lake"):
         maintain(lake=str(tmp_path))
+    with pytest.raises(BadUsage, match="maintain has no option max_bytes_per_second"):
+        maintain(lake=lake.path, max_bytes_per_second=1)  # type: ignore[call-arg]
     with pytest.raises(BadUsage, match="2 or more"):
         maintain(lake=lake.path, merge_files=1)
     assert archived_epoch_of(lake, "a", EPOCH).archived_to == 60

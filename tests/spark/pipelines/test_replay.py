@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from topics.spark.pipelines.replay import (
     origin_of,
     replay,
 )
+from topics.spark.pipelines.run import delivery
 from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, Pace, stamped
 from topics.spark.pipelines.run.job import BadUsage, Failed
 from topics.spark.pipelines.run.positions import Positions
@@ -206,10 +208,10 @@ def test_gap_fails_a_replay_unless_allowed(play: Play, client: Client, topic: st
 
 
 def test_pace_keeps_its_rate_even_after_a_pause():
-    pace = Pace(10)
-    assert [pace.pause_s(2, now_s=100.0) for _ in range(3)] == pytest.approx([0.0, 0.2, 0.4])
-    assert [pace.pause_s(2, now_s=200.0) for _ in range(2)] == pytest.approx([0.0, 0.2])
-    assert Pace(None).pause_s(1000, now_s=0.0) == 0
+    for pace, count, size_bytes in ((Pace(10), 2, 99), (Pace(bytes_per_second=500), 99, 100), (Pace(10, 999), 2, 50)):
+        assert [pace.pause_s(count, size_bytes, now_s=100.0) for _ in range(3)] == pytest.approx([0.0, 0.2, 0.4])
+        assert [pace.pause_s(count, size_bytes, now_s=200.0) for _ in range(2)] == pytest.approx([0.0, 0.2])
+    assert Pace().pause_s(1000, 1 << 30, now_s=0.0) == 0
 
 
 def test_rate_is_kept(play: Play, client: Client, topic: str, lake: Path):
@@ -219,6 +221,33 @@ def test_rate_is_kept(play: Play, client: Client, topic: str, lake: Path):
     play(lake=str(lake), into=f"{topic}.slow", rate=20)
     assert time.monotonic() - began > 0.39  # 12 records at 20 a second, the first four of them at once
     assert read_numbers(client, f"{topic}.slow") == list(range(12))
+
+
+def test_limit_of_bytes_holds_for_what_is_written(
+    client: Client, topic: str, lake: Path, monkeypatch: pytest.MonkeyPatch
+):
+    numbers(client, topic, range(100), tag="x" * 80)
+    archive(client, lake, topic)
+    sent: list[tuple[float, int]] = []
+    now_s, append = [0.0], Client.append
+
+    def timed(self: Client, into: str, records: list[Any], **options: Any) -> Any:
+        if into == f"{topic}.slow":
+            sent.append((now_s[0], sum(len(bytes(one)) for one in records)))
+        return append(self, into, records, **options)
+
+    monkeypatch.setattr(Client, "append", timed)
+    monkeypatch.setattr(
+        delivery, "time",
+        SimpleNamespace(monotonic=lambda: now_s[0], sleep=lambda s: now_s.__setitem__(0, now_s[0] + s)),
+    )  # fmt: skip
+    replay(
+        url=client.url, topic=topic, into=f"{topic}.slow", lake=str(lake), spark=False, max_bytes_per_second=10_000,
+    )  # fmt: skip
+    assert read_numbers(client, f"{topic}.slow") == list(range(100))
+    assert sum(size for _, size in sent) > 20_000
+    for at_s, _ in sent:
+        assert sum(size for other_s, size in sent if at_s <= other_s < at_s + 1) <= 10_000 + max(s for _, s in sent)
 
 
 def test_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: str, lake: Path):
@@ -241,6 +270,8 @@ def test_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: st
         ({"lake": "/l", "from_seq": 1, "since": "0"}, "give one of them"),
         ({"lake": "/l", "into": "no name"}, "is not a topic name"),
         ({"lake": "/l", "rate": 0}, "rate"),
+        ({"lake": "/l", "max_bytes_per_second": 0}, "max-bytes-per-second"),
+        ({"lake": "/l", "dryrun": True}, "replay has no option dryrun"),
     ],
 )
 def test_invalid_arguments_are_refused(play: Play, client: Client, topic: str, arguments: dict[str, Any], message: str):

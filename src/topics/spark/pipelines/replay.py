@@ -31,7 +31,7 @@ from topics.spark.options import offset_option, range_options, read_options
 from topics.spark.pipelines.rounds import answered, run_tasks
 from topics.spark.pipelines.run import delivery, positions
 from topics.spark.pipelines.run.delivery import CopyPosition, CopyTask, DeliveryResult, Fields, OutgoingRow
-from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
+from topics.spark.pipelines.run.job import BadUsage, Failed, PipelineJob, ReadingOptions
 from topics.spark.pipelines.run.positions import Positions
 from topics.spark.pipelines.run.report import RunReport, TopicReport
 from topics.spark.pipelines.run.tasks import Tasks
@@ -128,12 +128,13 @@ def replay(
     target_token_file: str | None = None,
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
-    **options: Unpack[JobOptions],
+    **options: Unpack[ReadingOptions],
 ) -> RunReport:
     """Append the selected records of `topic` to the topic `into` of the server `url`, with their origin in their meta.
 
-    Seqs are inclusive. `rate` limits the records per second. A lost range fails the replay; with `allow_gaps` a record
-    reports it instead. `node` replaces the node of every record, for readers that filter out their own node.
+    Seqs are inclusive. `rate` limits the records per second, and `max_bytes_per_second` what is written. A lost range
+    fails the replay; with `allow_gaps` a record reports it instead. `node` replaces the node of every record, for
+    readers that filter out their own node.
     """
     url = url.rstrip("/")
     if "" in (lake, path):
@@ -169,7 +170,7 @@ class _ReplayRun:
         self._tasks = Tasks()
 
     def run(self, *, rate: float | None, allow_gaps: bool, step_seqs: int) -> None:
-        self._rate, self._allow_gaps, self._step_seqs = rate, allow_gaps, step_seqs
+        self._rate, self._allow_gaps, self._step_seqs = rate or math.inf, allow_gaps, step_seqs
         job, wanted = self._job, self._wanted
         job.step(f"looking at {wanted.topic} in {wanted.origin}")
         span = self._span()
@@ -255,7 +256,8 @@ class _ReplayRun:
         wanted = self._wanted
         return Sender(
             target=self._job.connection(self._client.url), into=wanted.into, id=wanted.id, topic=wanted.topic,
-            epoch=at.epoch, start=at.done + 1, stop=at.plan + 1, rate=self._rate, node=wanted.node,
+            epoch=at.epoch, start=at.done + 1, stop=at.plan + 1, node=wanted.node,
+            rate=self._rate, bytes_per_second=self._job.max_bytes_per_second or math.inf,
         )  # fmt: skip
 
     def _through(self, sender: Sender, *, allow_gaps: bool) -> DeliveryResult:

@@ -9,6 +9,7 @@ the origins how far an interrupted run came.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -85,18 +86,16 @@ def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
 
 
 class Pace:
-    """Limits the rate of records. Unused time is not saved up, so there is no burst after a pause."""
+    """Limits the records and the bytes per second. Unused time is not saved up, so there is no burst after a pause."""
 
-    def __init__(self, rate: float | None) -> None:
-        self._rate = rate
+    def __init__(self, rate: float = math.inf, bytes_per_second: float = math.inf) -> None:
+        self._rate, self._bytes_per_second = rate, bytes_per_second
         self._free_at = 0.0
 
-    def pause_s(self, count: int, now_s: float) -> float:
+    def pause_s(self, count: int, size_bytes: int, now_s: float) -> float:
         """Return how long to wait before sending `count` records."""
-        if self._rate is None:
-            return 0.0
         begin = max(self._free_at, now_s)
-        self._free_at = begin + count / self._rate
+        self._free_at = begin + max(count / self._rate, size_bytes / self._bytes_per_second)
         return begin - now_s
 
 
@@ -110,7 +109,7 @@ class RangeDelivery(Struct, kw_only=True):
     present: int  # the target has every record up to this source seq already
     gap_row: GapRow
     outcome: DeliveryResult
-    pace: Pace = field(default_factory=lambda: Pace(None))
+    pace: Pace = field(default_factory=Pace)
 
     def send(self, key: str, rows: list[OutgoingRow]) -> None:
         """Send one request without the rows that the target has, under another key if there are some.
@@ -124,7 +123,8 @@ class RangeDelivery(Struct, kw_only=True):
         outcome.repeated += len(rows) - len(missing)
         if not missing:
             return
-        time.sleep(self.pace.pause_s(len(missing), time.monotonic()))
+        size_bytes = sum(len(row.record) for row in missing)
+        time.sleep(self.pace.pause_s(len(missing), size_bytes, time.monotonic()))
         key = key if len(missing) == len(rows) else f"{key}/after-{self.present}"
 
         def put(part: list[OutgoingRow], suffix: str) -> None:
@@ -177,7 +177,8 @@ class CopyTask(Struct, Generic[Result], kw_only=True):
     stop: int
     present: int = 0  # the target has every record up to this source seq already
     config: dict[str, Any] = {}
-    rate: float | None = None  # most records per second
+    rate: float = math.inf  # most records per second
+    bytes_per_second: float = math.inf  # most that is sent
 
     @property
     def run(self) -> str:
@@ -216,16 +217,17 @@ class CopyTask(Struct, Generic[Result], kw_only=True):
         self, rows: Iterable[OutgoingRow], outcome: Result, *, before: Mapping[str, bytes] | None = None
     ) -> Result:
         """Send the rows, after the records `before` by their keys."""
-        # At a low rate a request has few records, so that they are evenly spread.
-        most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
+        # At a low rate requests are small, so that they are evenly spread. One has at least one record.
+        most, most_bytes = min(self.rate * SMOOTH_S, MAX_RECORDS), min(self.bytes_per_second * SMOOTH_S, MAX_BYTES)
         with client_for(self.target) as client:
             sending = RangeDelivery(
                 client=client, options=WriteOptions(connection=self.target, config=self.config), topic=self.into,
-                epoch=self.epoch, present=self.present, gap_row=self.gap_row, outcome=outcome, pace=Pace(self.rate),
+                epoch=self.epoch, present=self.present, gap_row=self.gap_row, outcome=outcome,
+                pace=Pace(self.rate, self.bytes_per_second),
             )  # fmt: skip
             for key, record in (before or {}).items():
                 sending.put(key, [record])
-            for first, last, held in cut(rows, self.start, self.stop, most=most):
+            for first, last, held in cut(rows, self.start, self.stop, most=most, most_bytes=most_bytes):
                 sending.send(self.key(first, last, held), held)
         return outcome
 
@@ -243,7 +245,7 @@ class CopyTask(Struct, Generic[Result], kw_only=True):
 
 
 def cut(
-    rows: Iterable[OutgoingRow], start: int, stop: int, *, most: int = MAX_RECORDS
+    rows: Iterable[OutgoingRow], start: int, stop: int, *, most: float = MAX_RECORDS, most_bytes: float = MAX_BYTES
 ) -> Iterator[tuple[int, int, list[OutgoingRow]]]:
     """Cut rows of [start, stop), sorted by seq, into requests: first and last covered seq, and the rows.
 
@@ -257,7 +259,7 @@ def cut(
             raise Failed(f"seq {row.first} was read after seq {last}, in a range that ends at seq {stop - 1}")
         last = row.last
         cell = row.first // GRID * GRID
-        is_full = len(held) >= most or size_bytes + len(row.record) > MAX_BYTES
+        is_full = len(held) + 1 > most or size_bytes + len(row.record) > most_bytes
         if held and (is_full or held[0].first < cell):
             begin = cell if held[0].first < cell else row.first
             yield covered, begin - 1, held

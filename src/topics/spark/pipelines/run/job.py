@@ -67,9 +67,9 @@ class JobOptions(TypedDict, total=False):
 
 
 class ReadingOptions(JobOptions, total=False):
-    """Options of the pipelines that read a server in tasks."""
+    """Options of the pipelines that use a server."""
 
-    max_bytes_per_second: int | None  # that all tasks together read from the server
+    max_bytes_per_second: int | None  # that all tasks together read from the server; of a replay, that it writes
 
 
 class PipelineJob:
@@ -83,6 +83,8 @@ class PipelineJob:
         token_files: Mapping[str, str | None] | None = None,
         **options: Unpack[ReadingOptions],
     ) -> None:
+        if unknown := options.keys() - (ReadingOptions if servers else JobOptions).__optional_keys__:
+            raise BadUsage(f"{pipeline} has no option {min(unknown)}")
         token, token_file = options.get("token"), options.get("token_file")
         master, spark = options.get("master"), options.get("spark")
         if token is not None and token_file is not None:
