@@ -92,9 +92,10 @@ class Selection(Struct, frozen=True, kw_only=True):
     prefix: str | None = None
     pattern: str | None = None
     has_system: bool = False  # whether the empty prefix includes `sys:` topics
+    excluded: tuple[str, ...] = ()
 
     def has(self, topic: str) -> bool:
-        return topic in self.topics or self.matches(topic)
+        return topic not in self.excluded and (topic in self.topics or self.matches(topic))
 
     def matches(self, topic: str) -> bool:
         """Return whether the prefix or the pattern selects the topic."""

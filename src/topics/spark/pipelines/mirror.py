@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -63,8 +62,7 @@ def mirror(
     """Copy from `source` to `target`, and back with `both_ways`; once, or with `follow` until the job is stopped.
 
     `lake` is the lake of the source: records that the source no longer has come from there. Without it, a topic that
-    was trimmed before it was copied is not copied, and the report says so; `skip_trimmed` continues after the trimmed
-    seqs.
+    was trimmed before it was copied is not copied, and the report says so; `skip_trimmed` leaves these seqs out.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
     if prefix is None and not topics:
@@ -73,41 +71,31 @@ def mirror(
         raise BadUsage(f"{source} is both source and target")
     if lake is not None and skip_trimmed:
         raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
-    wanted = Selection(prefix=prefix, topics=tuple(topics), has_system=True)
-    excluded = (*EXCLUDED, positions_topic)
+    wanted = Selection(prefix=prefix, topics=tuple(topics), has_system=True, excluded=(*EXCLUDED, positions_topic))
     keys = {source: source_token_file, target: target_token_file}
     with (
         PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
-        ExitStack() as open_clients,
+        job.client(source) as one,
+        job.client(target) as other,
     ):
         lake = None if lake is None else real_location(Lake(lake).existing().path)
         job.step(f"looking at {source} and {target}")
-        one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
-        sources = [one, other] if both_ways else [one]
-        found = {row.topic for client in sources for row in wanted.among(client) if row.topic not in excluded}
+        sources = [one, other][: 1 + both_ways]
+        found = {row.topic for client in sources for row in wanted.among(client)}
         wanted.check(sources, found, job.warn, follow=follow)
         job.report.looked_at = len(found)
-        one_id = identity(one, name=source_name, dry_run=job.dry_run)
-        other_id = identity(other, name=target_name, dry_run=job.dry_run)
-        if one_id == other_id != NEW:
-            raise BadUsage(
-                f"{one.url} and {other.url} are both called {one_id!r}: one is a copy of the other",
-                next=f"delete the topic {IDENTITY} on the one that is the copy",
-            )
-        directions = [(one, other, one_id, other_id, lake)]
-        if both_ways:
-            directions.append((other, one, other_id, one_id, None))
+        one_id, other_id = _identities([(one, source_name), (other, target_name)], dry_run=job.dry_run)
+        directions = [(one, other, one_id, other_id, lake), (other, one, other_id, one_id, None)]
         links = []
-        for here, there, here_id, there_id, lake in directions:
+        for here, there, here_id, there_id, lake in directions[: len(sources)]:
             task = MirrorTask(
                 source=job.connection(here.url), target=job.connection(there.url), source_id=here_id,
                 target_id=there_id, topic="", into="", epoch=0, start=0, stop=0, only_local=only_local,
                 lake=lake, heeds_trims=lake is None and not skip_trimmed,
             )  # fmt: skip
-            step = ALL_SEQS if job.dry_run else step_seqs
             link = Link(
-                job=job, wanted=wanted, source=here, target=there, pattern=task, step_seqs=step,
-                positions_topic=positions_topic, excluded=excluded,
+                job=job, wanted=wanted, source=here, target=there, pattern=task, positions_topic=positions_topic,
+                step_seqs=ALL_SEQS if job.dry_run else step_seqs,
             )  # fmt: skip
             links.append(link)
         _run(job, links, follow=follow)
@@ -156,6 +144,17 @@ def _step(job: PipelineJob, links: Sequence[Link]) -> bool:
 #
 # An address may change, and two networks may use the same one. So the name of a server is a record on the server: the
 # first one in `sys:identity`. It moves with the data directory and is part of a backup.
+
+
+def _identities(servers: Sequence[tuple[Client, str | None]], *, dry_run: bool) -> list[str]:
+    """Return the names of two servers. Raise `BadUsage` if they have the same one."""
+    names = [identity(client, name=name, dry_run=dry_run) for client, name in servers]
+    if names[0] == names[1] != NEW:
+        raise BadUsage(
+            f"{servers[0][0].url} and {servers[1][0].url} are both called {names[0]!r}: one is a copy of the other",
+            next=f"delete the topic {IDENTITY} on the one that is the copy",
+        )
+    return names
 
 
 def identity(client: Client, *, name: str | None = None, dry_run: bool = False) -> str:
@@ -218,7 +217,6 @@ class Link:
     pattern: MirrorTask  # the fields that all tasks of this direction share
     step_seqs: int
     positions_topic: str
-    excluded: Collection[str]
 
     def __post_init__(self) -> None:
         prefix = f"mirror:{self.pattern.source_id}:"
@@ -227,18 +225,15 @@ class Link:
         self._goal: dict[str, int] = {}
         self._warned_trimmed: set[str] = set()
 
-    def _among(self, client: Client) -> list[Summary]:
-        return [row for row in self.wanted.among(client) if row.topic not in self.excluded]
-
     def aim(self) -> None:
         """Set the present heads as the end of the next steps."""
-        self._goal = {row.topic: row.head_seq for row in self._among(self.source)}
+        self._goal = {row.topic: row.head_seq for row in self.wanted.among(self.source)}
 
     def plan(self) -> list[MirrorTask]:
         """Return the next tasks. Their plan is saved on the target before."""
-        there = {row.topic: row for row in self._among(self.target)}
+        there = {row.topic: row for row in self.wanted.among(self.target)}
         found = []
-        for row in self._among(self.source):
+        for row in self.wanted.among(self.source):
             if row.type != "log":
                 self.job.warn(
                     f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice"
@@ -344,7 +339,7 @@ class Link:
 
         A dry run only reports.
         """
-        there = {row.topic: row for row in self._among(self.target)}
+        there = {row.topic: row for row in self.wanted.among(self.target)}
         done = {}
         for task, outcome in zip(tasks, outcomes, strict=True):
             if self.job.dry_run:
