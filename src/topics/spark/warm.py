@@ -2,12 +2,13 @@
 
 It is a Spark Connect server in a process of its own, bound to loopback, with a token that only the user can read. Each
 command takes one of its sessions: one that was used before answers its first query faster than a new one. A command
-holds the lock of its session, so two commands at the same time never share temporary views, and a killed command leaves
-nothing behind. The process ends when no session was held and no job ran for the idle time.
+holds the lock of its session, so two commands at the same time never share temporary views. When a command has ended,
+the process takes the lock and interrupts what a killed command has left running; a command that takes the lock first
+does the same. The process ends when no session was held and no job ran for the idle time.
 
     warm.lock        held by the process for as long as it runs: the rest is valid only while it is
     warm.json        `State`: where it listens, its token, and what it was started with
-    session-N.lock   held by the command that uses session N
+    session-N.lock   held by the command that uses session N; not empty until its jobs are interrupted
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,11 +111,16 @@ def connect(state: State, app: str) -> SparkSession | None:
         return None
     from pyspark.sql import SparkSession
 
-    # A channel to "localhost" may send a token without TLS.
-    key = uuid.uuid5(uuid.NAMESPACE_OID, f"{state.token} {number}")
-    url = f"sc://localhost:{state.port}/;token={state.token};session_id={key};user_agent={app.replace(' ', '-')}"
     builder: SparkSession.Builder = SparkSession.builder
-    return builder.remote(url).getOrCreate()
+    session = builder.remote(f"{_url(state, number)};user_agent={app.replace(' ', '-')}").getOrCreate()
+    session.interruptAll()
+    return session
+
+
+def _url(state: State, number: int) -> str:
+    """Return the address of a session. A channel to "localhost" may send a token without TLS."""
+    key = uuid.uuid5(uuid.NAMESPACE_OID, f"{state.token} {number}")
+    return f"sc://localhost:{state.port}/;token={state.token};user_id=topics;session_id={key}"
 
 
 _held: list[Lock] = []  # those that this process keeps until it ends
@@ -212,6 +219,7 @@ def serve(master: str, idle_s: float) -> int:
     (folder() / "warm.json").write_bytes(msgspec.json.encode(state))  # a part of it counts as none
     used_s = time.monotonic()
     while not ended.wait(1.0):
+        interrupt_ended(partial(_interrupt, state))
         if sessions_in_use() or spark.sparkContext.statusTracker().getActiveJobsIds():
             used_s = time.monotonic()
         elif time.monotonic() - used_s > idle_s:
@@ -220,6 +228,24 @@ def serve(master: str, idle_s: float) -> int:
     with suppress(Exception):
         spark.stop()
     return 0
+
+
+def interrupt_ended(interrupt: Callable[[int], None]) -> None:
+    """Call `interrupt` once for each session whose command has ended. No command can take the session meanwhile."""
+    for path in folder().glob("session-*.lock"):
+        if not path.stat().st_size or (lock := _lock(path.name)) is None:
+            continue
+        with suppress(Exception):
+            interrupt(int(path.stem.removeprefix("session-")))
+        lock.close()
+
+
+def _interrupt(state: State, number: int) -> None:
+    from pyspark.sql.connect.client import SparkConnectClient
+
+    client = SparkConnectClient(_url(state, number))
+    client.interrupt_all()
+    client.close()
 
 
 def _free_port() -> int:
