@@ -25,7 +25,9 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
+from topics.lake import Lake
 from topics.spark.failures import BadUsage, Failed, explain, next_step
+from topics.spark.pipelines.archive import archive
 from topics.spark.pipelines.rounds import Rounds, RoundsPosition, SourceTopic
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run.job import PipelineJob
@@ -296,6 +298,50 @@ def test_given_session_is_not_stopped(spark: SparkSession):
     with PipelineJob("x", spark=spark) as job:
         assert job.spark is spark
     assert spark.range(1).count() == 1
+
+
+def test_job_that_follows_starts_spark_once(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+
+    class Own:
+        """The session of the tests, as the one that a job starts and ends."""
+
+        def __getattr__(self, name: str) -> Any:
+            return calls.append("stop") or (lambda: None) if name == "stop" else getattr(spark, name)
+
+    def start(name: str, **options: object) -> Own:
+        calls.append(f"start {name}")
+        return Own()
+
+    monkeypatch.setattr("topics.spark.spark_session.session", start)
+    monkeypatch.setattr(job_module, "_active_session", lambda: None)
+    monkeypatch.setattr("topics.spark.warm.usable", lambda: None)
+    stop, lake = threading.Event(), Lake(str(tmp_path / "lake"))
+
+    def archived(seq: int) -> bool:
+        epochs = lake.snapshot().epochs(topic) if lake.exists() else []
+        return bool(epochs) and epochs[-1].archived_to == seq
+
+    def write() -> None:
+        try:
+            for seq in range(2, 5):
+                wait_for(lambda: archived(seq - 1), "the archive")  # noqa: B023
+                client.append(topic, [{"data": seq}])
+            wait_for(lambda: archived(4), "the last round")
+        finally:
+            stop.set()
+
+    client.append(topic, [{"data": 1}])
+    writing = threading.Thread(target=write)
+    writing.start()
+    report = archive(url=client.url, topics=[topic], lake=lake.path, follow=True, every_s=0, stop=stop)
+    writing.join()
+    assert archived(4)
+    assert report.execution is not None
+    assert report.execution.engine == "spark"
+    assert calls == ["start topics archive", "stop"]
 
 
 def test_long_round_publishes_its_lag(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrameReader, SparkSession
 
 from tests.conftest import ServerProcess
 from tests.lake.making import EPOCH, archive, merge
@@ -20,8 +21,11 @@ from topics.spark.failures import BadUsage
 from topics.spark.options import read_options
 from topics.spark.pipelines import archive as archiving
 from topics.spark.pipelines.audit import audit
+from topics.spark.pipelines.compact import compact
 from topics.spark.pipelines.erase import erase
 from topics.spark.pipelines.mirror import mirror
+from topics.spark.pipelines.rollup import rollup
+from topics.spark.pipelines.windows import Declaration
 from topics.spark.source.readers import LIMITED_PARTITIONS, TopicsReader
 
 Tasks = list[Callable[[], list[tuple[int, int | None]]]]
@@ -168,3 +172,26 @@ def test_every_pipeline_that_reads_a_server_keeps_to_its_limit(
     other.stop()
     with pytest.raises(BadUsage, match="--max-bytes-per-second: 1 or more"):
         audit(url=client.url, lake=lake, max_bytes_per_second=0)
+
+
+def test_reads_of_compact_and_rollup_keep_to_their_limit(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, now_s: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    """The tasks of their plans are repeated here, on a clock that shows how long they wait."""
+    client.append(topic, [{"data": "x" * 400, "tag": f"t{n}"} for n in range(250)])
+    asked, options, limit = list[dict[str, Any]](), DataFrameReader.options, 100_000
+    monkeypatch.setattr(DataFrameReader, "options", lambda self, **given: asked.append(given) or options(self, **given))
+    declared = Declaration(topic=topic, table=str(tmp_path / "sums"), window="1 hour", by=("tag",))
+    for run in (
+        partial(compact, url=client.url, topic=topic, table=str(tmp_path / "latest")),
+        partial(rollup, url=client.url, declaration=declared),
+    ):
+        asked.clear()
+        run(max_bytes_per_second=limit, spark=spark)
+        reads = [given for given in asked if "subscribe" in given]
+        assert reads
+        for given in reads:
+            began_s, tasks = now_s[0], planned(**given)
+            assert sum(len(task()) for task in tasks) == 250
+            took_s = (now_s[0] - began_s) / len(tasks)  # they run at the same time
+            assert took_s == pytest.approx(client.topic(topic).bytes / limit, rel=0.2), run.func
