@@ -1,6 +1,6 @@
 """The ceiling of a topic that acknowledges without a sync: no seq above the synced one is acknowledged."""
 
-from tests.engine.harness import FakeLog, record, write
+from tests.engine.harness import FakeLog, open_engine, record, write
 from tests.engine.write.commit_bench import DISK, Bench
 from topics.engine.state.topic import FIRST_CEILING
 from topics.model.topic import ConfigPatch
@@ -114,3 +114,15 @@ def test_a_ceiling_that_the_log_refused_is_raised_again():
     bench.engine.append("a", write(*[record()] * 5000))
     bench.turn()
     assert topic.ceiling_staged == staged
+
+
+def test_appends_share_an_entry_past_the_first_ceiling_without_a_log():
+    engine = open_engine()
+    for _ in range(11):
+        engine.append("a", write(*[record()] * 1000))
+        engine.flush()
+    tickets = [engine.append("a", write()) for _ in range(32)]
+    engine.flush()
+    assert engine.commits.batch_writes == 32
+    assert [ticket for ticket in tickets if ticket.followers is not None] == tickets[:1]
+    assert [ticket.value().first for ticket in tickets] == list(range(11_001, 11_033))

@@ -28,6 +28,7 @@ from topics.storage.segments.segment import MemorySegment, Segment
 
 Encoded = bytes  # a name for the type, because a topic has a field `bytes`
 FIRST_CEILING = 4096  # of a new topic: no entry of the log says so
+NO_CEILING = 1 << 64  # of a topic without a log: no start continues above it
 EMPTY: Any = MappingProxyType({})  # in place of mappings that an idle topic does not need: 80 bytes each
 UNKNOWN_STEP = 1 << 62  # so large that the first write has `Ceilings.guard` determine the step
 

@@ -13,7 +13,7 @@ from typing import Any
 from topics import logs
 from topics.clock import Clock
 from topics.engine import retention
-from topics.engine.state.topic import EMPTY, FIRST_CEILING, Topic
+from topics.engine.state.topic import EMPTY, FIRST_CEILING, NO_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, uploads
 from topics.engine.write.ceilings import Ceilings
@@ -184,7 +184,7 @@ class Staging:
         def finish(done: Ticket) -> Any:
             creating.pop(create.name, None)
             topic = apply.create(self.state, create)
-            topic.ceiling = topic.ceiling_staged = ceiling
+            topic.ceiling = topic.ceiling_staged = ceiling if self.logged else NO_CEILING
             if append is not None:  # its next writes need not have the step determined: most topics stay small
                 topic.ceiling_step = FIRST_CEILING
             if done.gated == AT_UPLOAD:  # a snapshot may have begun another ledger in between
