@@ -109,16 +109,14 @@ def parts_of(frames: Sequence[Frames]) -> list[Buffer]:
 
 def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes, after: bytes = b"") -> bytes:
     """Return the frame with these parts as its body, behind the frames `after`. Add `MORE` to `kind` if one follows."""
-    head = _pack_head(kind, topic_id, first, count)
-    length = _pack_length(sum(map(len, body)))
-    check = _pack_length(_sum64(length + head) & 0xFFFFFFFF)
-    if len(body[-1]) < LARGE_BYTES:
-        guarded = b"".join((length, check, head, *body, head))
-        return b"".join((after, MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
-    guard = xxhash.xxh3_64(b"".join((length, check, head, *body[:-1])))  # avoids a second copy of the body
-    guard.update(body[-1])
-    guard.update(head)
-    return b"".join((after, MAGIC, length, check, head, *body, head, _pack_sum(guard.intdigest(), LAST)))
+    if len(body[-1]) >= LARGE_BYTES:  # avoids a second copy of the body
+        large = LargeFrame(kind, topic_id, first, count, *body, after=after)
+        large.seal()
+        return b"".join(large.parts())
+    head, whole = _pack_head(kind, topic_id, first, count), b"".join(body)
+    length = _pack_length(len(whole))
+    guarded = b"".join((length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head, whole, head))
+    return b"".join((after, MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
