@@ -154,21 +154,21 @@ class RouteTable:
             methods = by_path.setdefault(route.path, {})
             assert route.method not in methods, f"two rows for {route.method} {route.path}"
             methods[route.method] = route
-        self._patterns = [
-            (re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)).encode()), methods)
-            for path, methods in by_path.items()
-        ]
+        # By how many parts the paths have, and the last one if it is no parameter.
+        self._patterns: dict[tuple[int, bytes], list[tuple[re.Pattern[bytes], dict[str, Route]]]] = {}
+        for path, methods in by_path.items():
+            last = path.rpartition("/")[2]
+            key = path.count("/"), b"" if last.startswith("{") else last.encode()
+            pattern = re.compile(_PARAMETER.sub(r"(?P<\1>[^/]+)", re.escape(path)).encode())
+            self._patterns.setdefault(key, []).append((pattern, methods))
 
     def find(self, request: Request) -> Call:
         """Return the call. Raise 404 for an unknown path, 405 for a known path with another method."""
         known = self.known.get(request.path)
         if known is not None and (route := known[0].get(request.method)) is not None:
             return Call(request, route, known[1])
-        found = ((pattern.fullmatch(request.path), routes) for pattern, routes in self._patterns)
-        match, routes = next((one for one in found if one[0] is not None), (None, {}))
-        if match is None:
-            raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
-        params = {name: _decode(part) for name, part in match.groupdict().items()}
+        path = request.path
+        routes, params = self._match(path)
         method = request.method
         if params.get("topic") == AUDIT:
             routes = _reading(routes)
@@ -180,11 +180,19 @@ class RouteTable:
                 allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
                 what = f"this path does not take {method[:32]}; it takes {', '.join(allowed)}"
                 raise TopicsError(Code.METHOD_NOT_ALLOWED, what, detail={"allow": allowed})
-        if len(request.path) <= KNOWN_PATH_BYTES:
+        if len(path) <= KNOWN_PATH_BYTES:
             if len(self.known) >= KNOWN_PATHS:
                 self.known.clear()
-            self.known[request.path] = routes, params
+            self.known[path] = routes, params
         return Call(request, route, params)
+
+    def _match(self, path: bytes) -> tuple[dict[str, Route], dict[str, str]]:
+        """Return the routes of a path by their methods, and its parameters. Raise 404 for an unknown path."""
+        parts, last = path.count(b"/"), path.rpartition(b"/")[2]
+        for pattern, routes in (*self._patterns.get((parts, last), ()), *self._patterns.get((parts, b""), ())):
+            if (match := pattern.fullmatch(path)) is not None:
+                return routes, {name: _decode(part) for name, part in match.groupdict().items()}
+        raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
 
 
 def _reading(routes: dict[str, Route]) -> dict[str, Route]:
