@@ -209,8 +209,8 @@ def extend(
     offsets = columns.offsets
     assert isinstance(offsets, array)
     assert isinstance(columns.ts, array)
-    offsets += array("I", list(accumulate(sizes, initial=offsets[-1]))[1:])
-    columns.ts += array("Q", (ts,)) * n
+    offsets.fromlist(list(accumulate(sizes, initial=offsets[-1]))[1:])
+    columns.ts.fromlist([ts] * n)
     if tags is not None or columns.tags is not None:
         columns.tag_names = names = _growing(columns.tag_names)
         columns.tags = _extend_ids(columns.tags, names, tags, at, n)
@@ -292,14 +292,14 @@ def _extend_ids(
 ) -> array[int]:
     ids = _grown(column, at)
     if values is None:
-        ids.extend([0] * n)
+        ids.fromlist([0] * n)
     elif isinstance(values, str):
-        ids.extend([names.add(values)] * n)
+        ids.fromlist([names.add(values)] * n)
     else:
         found: list[Any] = list(map(names.ids.get, values))  # type: ignore[arg-type]
         if None in found:  # a name that is new, or none
             found = [0 if value is None else names.add(value) for value in values]
-        ids += array("I", found)
+        ids.fromlist(found)
     return ids
 
 

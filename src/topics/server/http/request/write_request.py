@@ -33,7 +33,7 @@ from topics.model.records import (
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, body_too_large, check_text, check_text_steps
 from topics.server.http.request.unknown_fields import Noted, Notes, RequestDecoder, note
 
-BATCH_BYTES = 512  # a larger request probably has several records
+BATCH_BYTES = 256  # a larger request probably has several records
 LARGE_BYTES = 256 << 10  # a larger body is decoded in steps
 
 
