@@ -9,10 +9,12 @@ from tests.faults.filming import FilmedDisk, Moment
 from tests.sampling import SEED
 from tests.schedules.driving import restarted
 from tests.simulated.clock import SimClock
+from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from tests.simulated.inode import CrashMode
 from topics.keys import Rights
 from topics.model.access import Revocation, StoredKey
+from topics.storage.log import frame
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 BEGIN = 1_800_000_000_000
@@ -51,6 +53,22 @@ def test_answered_change_of_a_key_survives_a_crash_at_every_file_call():
             found = after.engine.state.access.by_name
             done = len(moment.ledger)
             assert found in states[done : done + 2], (moment, mode)
+
+
+def test_damaged_beginning_of_the_last_change_is_reported_as_damage():
+    """Not taken for an unfinished write, although the change is about no topic: a key would work again."""
+    server = SimServer.start(SimDisk(seed=SEED), clock=SimClock(BEGIN))
+    server.append("f", '"one"', durability="fsync")
+    server.done(server.engine.access.put("a", key("a")))
+    at = server.wal.tail
+    server.done(server.engine.access.put("a", None))
+    for damaged_bytes in range(frame.BODY_AT, server.wal.tail - at - frame.OVERHEAD_BYTES + frame.BODY_AT):
+        disk = server.disk.clone().crash("keep")
+        [path] = [path for path in disk.files() if path.endswith(".wal")]
+        disk.open(path, write=True).pwrite(bytes(damaged_bytes), at)
+        after = server.next(disk)
+        assert after.recovered is not None
+        assert len(after.recovered.damage) == 1, damaged_bytes
 
 
 def test_revocation_is_forgotten_once_its_tokens_have_expired():

@@ -211,4 +211,6 @@ def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:
     if end - at < frame.OVERHEAD_BYTES or view[end - 1] != frame.LAST:
         return None
     head = frame.trailing_head(view, end)
-    return head if head is not None and 0 < head.kind < 64 and head.topic_id else None
+    if head is None or not 0 < head.kind < 64:
+        return None
+    return head if head.topic_id or not (head.first or head.count) else None  # a key has no topic, and no seqs
