@@ -267,12 +267,12 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
         else:
             continue
         for first, last in lost:
-            topic.losses.add(segment.first + first, segment.first + last, reason)
+            topic.own_losses().add(segment.first + first, segment.first + last, reason)
             ts: Sequence[int] = [segment.max_ts]
             if reads or segment.in_memory:
                 with suppress(Cold, Damaged, OSError):  # times of other records are not worth a trip to the disk
                     ts = segment.columns.ts[first : last + 1]
-            topic.losses.add_times(segment.first + last + 1 - len(ts), ts)
+            topic.own_losses().add_times(segment.first + last + 1 - len(ts), ts)
             topic.lost_ts = ts[-1]
         _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
@@ -333,7 +333,7 @@ def _remove_damaged(topic: Topic, segment: Segment, damage: Exception) -> bool:
     low = max(segment.first, topic.earliest)
     log.error("segment_damaged", topic=topic.name, first_seq=low, last_seq=segment.end - 1, damage=str(damage))
     if segment.live:
-        topic.losses.add(low, segment.end - 1, "corrupt")
+        topic.own_losses().add(low, segment.end - 1, "corrupt")
         _lose(topic, segment, segment.live, segment.live_bytes)
     if topic.queue is not None:
         topic.queue.left_range(low, segment.end)
@@ -407,7 +407,7 @@ def lose_range(topic: Topic, damage: Damaged) -> bool:
         offset=damage.cause.offset,
     )
     for first, last in _live_runs(segment, low, damage.high):
-        topic.losses.add(segment.first + first, segment.first + last, "corrupt")
+        topic.own_losses().add(segment.first + first, segment.first + last, "corrupt")
     lost, lost_bytes = segment.mark(range(low, damage.high), LOST)
     topic.removed(lost, lost_bytes)
     if topic.queue is not None:
@@ -425,8 +425,8 @@ def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
     if next_seq <= topic.head + 1:
         return
     if not topic.count and topic.earliest <= topic.head:
-        topic.losses.add_rest(topic.earliest, topic.head, reason)
-    topic.losses.add(topic.head + 1, next_seq - 1, reason)
+        topic.own_losses().add_rest(topic.earliest, topic.head, reason)
+    topic.own_losses().add(topic.head + 1, next_seq - 1, reason)
     topic.head = next_seq - 1
     topic.pass_head()  # unless later writes have their seqs already
     was = topic.open
@@ -451,7 +451,7 @@ def lose_all(topic: Topic, reason: str) -> None:
         segment.release()
     topic.removed(topic.count, topic.bytes)
     topic.segments = [MemorySegment(topic.head + 1, opened_ms=topic.open.opened_ms)]
-    topic.losses.add_rest(topic.earliest, topic.head, reason)
+    topic.own_losses().add_rest(topic.earliest, topic.head, reason)
     topic.earliest = topic.head + 1
     _raise_floor(topic)
 

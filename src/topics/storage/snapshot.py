@@ -45,6 +45,7 @@ COPIED_BOOT_ID = "copied"  # of a snapshot that another machine may have written
 VERSION = 1
 TOPICS_A_PART = 64
 KEYS_A_PART = 4096
+MAX_CONFIGS = 1000  # that `unpack` remembers
 READ_BYTES = 1 << 20
 _HEADER = struct.Struct("<8sIIQ")
 
@@ -117,10 +118,21 @@ class Snapshot(Struct, array_like=True, kw_only=True, forbid_unknown_fields=True
     extra: dict[str, msgspec.Raw] = {}
 
 
+class _PackedSnapshot(Snapshot, array_like=True, kw_only=True, forbid_unknown_fields=True):
+    topics: list[msgspec.Raw]  # type: ignore[assignment]
+
+
+class _PackedTopic(TopicSnapshot, array_like=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    config: msgspec.Raw  # type: ignore[assignment]
+
+
 Encoded = bytes | Callable[[], bytes]  # a part of a file, or what returns it
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
+_packed_decoder = msgspec.msgpack.Decoder(_PackedSnapshot)
+_topic_decoder = msgspec.msgpack.Decoder(_PackedTopic)
+_config_decoder = msgspec.msgpack.Decoder(TopicConfig)
 
 
 class KeyLists(Struct, gc=False):
@@ -224,16 +236,17 @@ def _array_of(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def decode(data: bytes, *, path: str, number: int | None = None) -> Snapshot:
+def decode(data: bytes, *, path: str, number: int | None = None, packed: bool = False) -> Snapshot:
     """Decode the first copy that is complete. Raise `Corrupt` if neither is, or if it is not snapshot `number`.
 
-    Raise `UnknownFormat` if another version of topics wrote it: its checksum is right.
+    Raise `UnknownFormat` if another version of topics wrote it: its checksum is right. If `packed`, only `unpack`
+    reads the topics.
     """
     half, odd = divmod(len(data), 2)
     bad = damaged_copies(reader_of(data), len(data))
     for copy in (0, half) if not odd and half >= _HEADER.size + 8 else ():
         if copy not in bad:
-            snapshot = _decode_one(data[copy : copy + half], path)
+            snapshot = _decode_one(data[copy : copy + half], path, packed=packed)
             if number is not None and snapshot.wal_number != number:
                 raise Corrupt(path, copy, f"the file has the bytes of snapshot {snapshot.wal_number}")
             return snapshot
@@ -252,11 +265,31 @@ def damaged_copies(read: Callable[[int, int], bytes], size_bytes: int) -> list[i
     return bad
 
 
-def _decode_one(data: bytes, path: str) -> Snapshot:
+def _decode_one(data: bytes, path: str, *, packed: bool) -> Snapshot:
     magic, version, _, size = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION or size != len(data) - _HEADER.size - 8:
         raise UnknownFormat(f"{path} is not a snapshot of version {VERSION}")
     try:
-        return _decoder.decode(memoryview(data)[_HEADER.size : -8])
+        return (_packed_decoder if packed else _decoder).decode(memoryview(data)[_HEADER.size : -8])
+    except msgspec.MsgspecError as error:
+        raise UnknownFormat(f"{path} has unknown parts ({error})") from error
+
+
+def unpack(snapshot: Snapshot, *, path: str) -> Iterator[TopicSnapshot]:
+    """Decode the topics of a packed snapshot one by one. Raise `UnknownFormat` like `decode`.
+
+    All at once would need about as much memory as the engine needs for them. Equal configurations are one object.
+    """
+    configs: dict[bytes, TopicConfig] = {}
+    try:
+        for raw in snapshot.topics:
+            topic: TopicSnapshot = _topic_decoder.decode(raw)  # type: ignore[arg-type]
+            encoded = bytes(topic.config)  # type: ignore[call-overload]
+            if (config := configs.get(encoded)) is None:
+                if len(configs) == MAX_CONFIGS:
+                    configs.clear()
+                config = configs[encoded] = _config_decoder.decode(encoded)
+            topic.config = config
+            yield topic
     except msgspec.MsgspecError as error:
         raise UnknownFormat(f"{path} has unknown parts ({error})") from error

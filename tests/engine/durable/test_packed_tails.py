@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
+from topics.engine.durable import snapshot_load
 from topics.model.records import TagMatch
 from topics.storage.segments import codec
 from topics.storage.segments.segment import MemorySegment
@@ -49,6 +50,39 @@ def test_checkpoint_leaves_unused_topics_packed_and_in_their_file():
         ['"first"', '"second"'],
         ['"first"'],
     ]
+
+
+def test_start_shares_what_is_equal_and_no_losses():
+    server = SimServer.start(SimDisk(seed=7))
+    for at, name in enumerate("abcd"):
+        server.put(name, cap_records=(3, 5)[at % 2])
+        server.append(name, "1", "2")
+    server = server.stop()
+    topics = server.engine.state.by_name
+
+    assert topics["a"].config is topics["c"].config
+    assert topics["b"].config is topics["d"].config
+    assert [topic.config.cap_records for topic in topics.values()] == [3, 5, 3, 5]
+    server.append("b", *"345678")
+    after = server.stop()
+    assert [after.walk(name)[1] for name in "abcd"] == [[], [(1, 3, "cap")], [], []]
+    assert [after.engine.state.by_name[name].losses.total for name in "abcd"] == [0, 3, 0, 0]
+
+
+def test_start_reads_the_tails_of_several_files_in_pieces(monkeypatch):
+    monkeypatch.setattr(snapshot_load, "PIECE_BYTES", 600)  # one tail and a part of the next
+    server = SimServer.start(SimDisk(seed=7))
+    for number in range(20):
+        server.append(f"t{number}", f'"{number}"', '"%s"' % ("x" * number * 20))
+    server = server.stop()
+    server.append("t7", '"last"')
+    server.checkpoint()  # t7 is in a later tails file than its neighbours
+
+    after = server.stop()
+    for number in range(20):
+        rows = after.data(f"t{number}")
+        assert rows[0] == f'"{number}"'
+        assert len(rows) == (3 if number == 7 else 2)
 
 
 @pytest.mark.parametrize("first_use", ["append", "delete below", "delete one", "delete by tag", "drop"])

@@ -163,7 +163,7 @@ class Scrub:
             return
         topic, at, owner = place.topic, (place.path, place.offset), place.owner
         name, earliest = ("", 1) if topic is None else (topic.name, topic.earliest)
-        first = 0 if owner is None else owner.first if isinstance(owner, SealedSegment) else owner.look.first
+        first = 0 if owner is None else owner.first
         reports = [one.report(place.path, name, first, earliest=earliest, offset=place.offset) for one in problems]
         was = {report.offset for other, report in self._found if (other.path, other.offset) == at}
         self._found = [found for found in self._found if (found[0].path, found[0].offset) != at]

@@ -25,6 +25,8 @@ from topics.storage.segments.segment_caches import SegmentCaches
 
 log = logs.Log("recovery")
 
+PIECE_BYTES = 256 << 10
+
 
 def load_topics(
     datadir: DataDir, state: State, caches: SegmentCaches, *, cold_dir: str | None, damage: list[str]
@@ -33,12 +35,12 @@ def load_topics(
 
     Raise `Corrupt` if there are snapshots and none is readable.
     """
-    snapshot = newest_snapshot(datadir, damage)
+    snapshot = newest_snapshot(datadir, damage, packed=True)
     if snapshot.wal_number:
         snapshot_parts.check_known(snapshot)
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         with open_tails(datadir) as read_tail:
-            for topic in snapshot.topics:
+            for topic in snap.unpack(snapshot, path=datadir.snapshot_path(snapshot.wal_number)):
                 restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
         state.names.rebuild(name for name in state.by_name if name != AUDIT)
         if snapshot_parts.ROUTERS in snapshot.extra:
@@ -51,14 +53,23 @@ def load_topics(
 
 @contextmanager
 def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], tuple[str, bytes]]]:
-    """Give out what reads a tail, with the path of its file. Each file is opened once: all topics may share it."""
+    """Give out what reads a tail, with the path of its file.
+
+    Each file is opened once and read in large pieces: all topics may share it, and it has their tails in their order.
+    """
     files: dict[int, File] = {}
+    pieces: dict[int, tuple[int, bytes]] = {}  # the last one of each file, with its offset
 
     def read(ref: snap.TailRef) -> tuple[str, bytes]:
         if ref.tails not in files:
             files[ref.tails] = datadir.fs.open(datadir.tails_path(ref.tails))
-        file = files[ref.tails]
-        return file.path, file.pread(ref.size, ref.offset)
+            pieces[ref.tails] = 0, b""
+        file, (begin, piece) = files[ref.tails], pieces[ref.tails]
+        at = ref.offset - begin
+        if not 0 <= at <= len(piece) - ref.size:
+            at, piece = 0, file.pread(max(ref.size, PIECE_BYTES), ref.offset)
+            pieces[ref.tails] = ref.offset, piece
+        return file.path, piece[at : at + ref.size]
 
     try:
         yield read
@@ -76,7 +87,8 @@ def restore_topic(
     damage: list[str],
     read_tail: Callable[[snap.TailRef], tuple[str, bytes]],
 ) -> Topic:
-    _check_cold(datadir, found, cold_dir)
+    if found.segments:
+        _check_cold(datadir, found, cold_dir)
     sealed = [SealedSegment.of(caches, datadir.path_of(found.topic_id, ref, cold_dir), ref) for ref in found.segments]
     tail: MemorySegment | None = None
     failed: Exception | None = None
@@ -101,9 +113,9 @@ def restore_topic(
     topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
     if failed is not None and found.tail is not None:
         _lose_tail(topic, found, found.tail)
-    elif found.tail is not None and not harmless:
+    elif tail is not None and found.tail is not None and not harmless:
         # The next snapshot need not write it again.
-        topic.saved_tail = snapshot_parts.SavedTail(found.tail, snapshot_parts.look(topic.open))
+        topic.saved_tail = snapshot_parts.SavedTail(found.tail, tail.first, tail.count)
     return topic
 
 
@@ -126,6 +138,6 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
     if topic.queue is not None:
         topic.queue.left_range(first, topic.head + 1)
     if tail.live:
-        topic.losses.add(first, topic.head, "corrupt")
+        topic.own_losses().add(first, topic.head, "corrupt")
     log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)
     retention.advance(topic)

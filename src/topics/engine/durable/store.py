@@ -305,11 +305,14 @@ class Store:
                 self._adopt(*one)
                 yield None
             for captured in capture.drain() if error is None else ():
-                topic_id, tail = captured.snapshot.topic_id, captured.snapshot.tail
+                topic_id, tail, written = captured.snapshot.topic_id, captured.snapshot.tail, captured.tail
                 if tail is not None:
                     tails.add(tail.tails)
-                if (topic := self.state.by_id.get(topic_id)) is not None:
-                    topic.saved_tail = None if tail is None else SavedTail(tail, captured.looks)
+                topic = self.state.by_id.get(topic_id)
+                if topic is not None and tail is None:
+                    topic.saved_tail = None
+                elif topic is not None and tail is not None and written is not None:
+                    topic.saved_tail = SavedTail(tail, written.segment.first, written.count)
                 self.rewriter.look(captured.snapshot)
                 if marks := {ref.first: ref.pending for ref in captured.snapshot.segments if ref.pending}:
                     pending[topic_id] = marks

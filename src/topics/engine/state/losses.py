@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 Run = tuple[int, int, str]  # first seq, last seq, reason
@@ -126,3 +127,6 @@ class Losses:
         """Return the first seq of the first run that begins at or after `seq`."""
         at = bisect_left(self.runs, seq, key=_first_of)
         return self.runs[at][0] if at < len(self.runs) else None
+
+
+NO_LOSSES = Losses(counts=MappingProxyType({}))  # type: ignore[arg-type]  # of all topics without any: to add one fails

@@ -10,7 +10,7 @@ import msgspec
 from topics.engine.state import idempotency
 from topics.engine.state.losses import Losses
 from topics.engine.state.name_index import NamedRows
-from topics.engine.state.topic import Topic
+from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.errors import UnknownFormat
@@ -32,21 +32,19 @@ TOPIC_BYTES, KEY_BYTES, SEGMENT_BYTES, RECORD_BYTES = 512, 64, 4096, 25
 # capture of 10,000 topics would bring about full collections.
 
 
-class Look(msgspec.Struct, frozen=True, gc=False):
-    """A value that differs whenever the contents of a segment do."""
-
-    first: int
-    count: int
-    live: int
-    live_bytes: int
-    opened_ms: int
-
-
 class SavedTail(msgspec.Struct, frozen=True, gc=False):
-    """Where the tail of a topic is, and how its open segment looked then."""
+    """Where the tail of a topic is, and which records of its open segment it has."""
 
     ref: snap.TailRef
-    look: Look
+    first: int
+    count: int
+
+    def has(self, segment: MemorySegment) -> bool:
+        """Return whether the segment is still as it was saved."""
+        if (segment.first, segment.count) != (self.first, self.count):
+            return False
+        ref = self.ref
+        return (segment.live, segment.live_bytes, segment.opened_ms) == (ref.live, ref.live_bytes, ref.opened_ms)
 
 
 class Frozen(msgspec.Struct, gc=False):
@@ -96,11 +94,9 @@ def named_rows(state: State) -> dict[str, NamedRows[Any]]:
 
 
 def check_known(snapshot: snap.Snapshot) -> None:
-    """Raise `UnknownFormat` if the snapshot has parts that no module of this version loads."""
+    """Raise `UnknownFormat` if the snapshot has parts beside its topics that no module of this version loads."""
     known = {ROUTERS, SCHEDULES, ACCESS, snap.RESTORED, snap.FAILOVER, snap.LEDGER, snap.WAITING}
-    of_topics = {part.name for part in TOPIC_PARTS}
-    unknown = {name for topic in snapshot.topics for name in topic.extra} - of_topics | snapshot.extra.keys() - known
-    if unknown:
+    if unknown := snapshot.extra.keys() - known:
         raise UnknownFormat(f"snapshot {snapshot.wal_number} has the part {min(unknown)!r}")
 
 
@@ -110,7 +106,6 @@ class Captured(msgspec.Struct, gc=False):
     snapshot: snap.TopicSnapshot
     sealing: tuple[tuple[Frozen, int], ...]  # with the index at which the finished ref belongs among the segments
     tail: Frozen | None
-    looks: Look  # of the open segment: a tail that still looks like this need not be written again
     keys: snap.KeyLists | None  # instead of those in `snapshot`
 
 
@@ -119,7 +114,7 @@ def capture(state: State, topic: Topic) -> Captured:
     kept = topic.config.durability != "ephemeral"
     open_segment = topic.open
     saved: SavedTail | None = topic.saved_tail
-    is_saved = saved is not None and saved.look == look(open_segment)
+    is_saved = saved is not None and saved.has(open_segment)
     fits = is_saved or (open_segment.count < TAIL_MAX_EVENTS and len(open_segment.rendered) < TAIL_MAX_BYTES)
     if kept and not fits:
         # Not by `State.roll`: that would have the segment written on its own, and the snapshot writes it anyway.
@@ -149,7 +144,7 @@ def capture(state: State, topic: Topic) -> Captured:
         snapshot.count = snapshot.bytes = 0
     snapshot.segments, snapshot.tail, snapshot.extra = tuple(refs), tail_ref, extra or _NO_EXTRA
     keys = snap.KeyLists(list(topic.keys), list(topic.keys.values())) if topic.keys else None
-    return Captured(snapshot, tuple(sealing), tail, look(open_segment), keys)
+    return Captured(snapshot, tuple(sealing), tail, keys)
 
 
 def outline(topic: Topic) -> snap.TopicSnapshot:
@@ -182,7 +177,7 @@ def size_bytes_of(topic: Topic) -> int:
         return size_bytes
     saved: SavedTail | None = topic.saved_tail
     for segment in topic.segments:
-        if isinstance(segment, MemorySegment) and (saved is None or saved.look != look(segment)):
+        if isinstance(segment, MemorySegment) and (saved is None or not saved.has(segment)):
             size_bytes += SEGMENT_BYTES + RECORD_BYTES * segment.count + len(segment.rendered)
     return size_bytes
 
@@ -197,35 +192,35 @@ def end_ephemeral(state: State) -> None:
             topic.ceiling = topic.ceiling_staged = topic.head
 
 
-def look(segment: MemorySegment) -> Look:
-    return Look(segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms)
-
-
 def restore(
     state: State, snapshot: snap.TopicSnapshot, *, sealed: Sequence[Segment], tail: MemorySegment | None
 ) -> Topic:
     """Return the topic as it was captured. A tail of None could not be read: its records are recorded as lost.
 
-    The caller rebuilds `state.names` once all topics are back.
+    Raise `UnknownFormat` if it has parts that no module of this version loads. The caller rebuilds `state.names` once
+    all topics are back.
     """
+    if snapshot.extra and (unknown := snapshot.extra.keys() - {part.name for part in TOPIC_PARTS}):
+        raise UnknownFormat(f"topic {snapshot.name} has the part {min(unknown)!r} in the snapshot")
     config = state.shared(snapshot.config)
     topic = Topic(snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=config, totals=state.totals)
     topic.head = snapshot.head
     topic.pass_head()
     topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
-    topic.losses = Losses(list(snapshot.losses), counts=topic.totals.lost)
+    if snapshot.losses:
+        topic.losses = Losses(list(snapshot.losses), counts=topic.totals.lost)
     topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts
     topic.last_write_ts = snapshot.last_write_ts
-    topic.ceiling = topic.ceiling_staged = snapshot.ceiling
+    if snapshot.ceiling != FIRST_CEILING:
+        topic.ceiling = topic.ceiling_staged = snapshot.ceiling
     topic.count, topic.bytes = snapshot.count, snapshot.bytes
     idempotency.restore(state, topic, snapshot.keys)
-    topic.segments = [*sealed]
     if tail is not None and snapshot.tail is not None:
         tail.live, tail.live_bytes = snapshot.tail.live, snapshot.tail.live_bytes
-        topic.segments.append(tail)
+        _share_numbers(topic, snapshot.tail, tail)
     else:
-        opened_ms = 0 if snapshot.tail is None else snapshot.tail.opened_ms
-        topic.segments.append(MemorySegment(topic.head + 1, opened_ms=opened_ms))
+        tail = MemorySegment(topic.head + 1, opened_ms=0 if snapshot.tail is None else snapshot.tail.opened_ms)
+    topic.segments = [*sealed, tail]
     state.add(topic, index=False)
     state.totals.records += topic.count
     state.totals.bytes += topic.bytes
@@ -233,6 +228,21 @@ def restore(
         if part.name in snapshot.extra:
             part.load(state, topic, snapshot.extra[part.name])
     return topic
+
+
+def _share_numbers(topic: Topic, ref: snap.TailRef, tail: MemorySegment) -> None:
+    """Let equal numbers of an idle topic be one object, as after an append: each one takes 32 bytes."""
+    ts = topic.last_ts
+    if topic.last_write_ts == ts:
+        topic.last_write_ts = ts
+    if tail.max_ts == ts:
+        tail.max_ts = ts
+    if tail.min_ts == ts:
+        tail.min_ts = ts
+    if ref.opened_ms == tail.min_ts:
+        ref.opened_ms = tail.opened_ms = tail.min_ts
+    if ref.live_bytes == topic.bytes:
+        ref.live_bytes = tail.live_bytes = topic.bytes
 
 
 def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:

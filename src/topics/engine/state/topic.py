@@ -22,7 +22,7 @@ from msgspec import Struct
 from topics.engine.state.consumers import TopicConsumers
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.jobs.reasons import Reasons
-from topics.engine.state.losses import NOTHING, Losses
+from topics.engine.state.losses import NO_LOSSES, NOTHING, Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
 
@@ -74,7 +74,7 @@ class Topic:
     next_seq: int = 1  # the first seq of the next write: above head + 1 while writes wait for the log
     earliest: int = 1
     evict_floor: int = 1
-    losses: Losses = field(init=False)
+    losses: Losses = NO_LOSSES  # to add to them: `own_losses`
     lost_ts: int = 0  # commit time of the last record lost at the front
     count: int = 0
     bytes: int = 0
@@ -119,7 +119,6 @@ class Topic:
     def __post_init__(self) -> None:
         self.keys = self.staged_keys = self.listeners = EMPTY
         self.staged_deletes = self.staged_times = NOTHING
-        self.losses = Losses(counts=self.totals.lost)
         if self.config.type == "queue":
             self.queue = Leases(self)
 
@@ -131,6 +130,12 @@ class Topic:
     def begin_diff(self) -> Encoded:
         self.diff_start = f'{{"topic":"{self.name}","epoch":{self.epoch},"records":['.encode()
         return self.diff_start
+
+    def own_losses(self) -> Losses:
+        """Return the losses, to add to them: all topics that have lost nothing have the same object."""
+        if self.losses is NO_LOSSES:
+            self.losses = Losses(counts=self.totals.lost)
+        return self.losses
 
     @property
     def open(self) -> MemorySegment:

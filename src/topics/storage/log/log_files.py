@@ -109,7 +109,7 @@ def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str])
     return files
 
 
-def newest_snapshot(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
+def newest_snapshot(datadir: DataDir, damage: list[str], *, packed: bool = False) -> snap.Snapshot:
     """Return the newest readable snapshot; an empty one with number 0 in a directory that never had one.
 
     Raise `Corrupt` if there was a snapshot and none is readable. Report damaged ones in `damage`.
@@ -119,7 +119,7 @@ def newest_snapshot(datadir: DataDir, damage: list[str]) -> snap.Snapshot:
         path = datadir.snapshot_path(number)
         data = read_whole(datadir.fs, path)
         try:
-            snapshot = snap.decode(data, path=path, number=number)
+            snapshot = snap.decode(data, path=path, number=number, packed=packed)
         except Corrupt as error:
             damage.append(DamageReport(path, error.offset, error.what))
             log.error("snapshot_damaged", file=path, reason=error.what)
