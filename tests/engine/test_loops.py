@@ -17,7 +17,7 @@ from tests.queues.harness import Workshop, job, seqs
 from tests.simulated.disk import SimDisk
 from tests.simulated.draining import drain
 from tests.simulated.harness import SimServer
-from topics.engine import retention
+from topics.engine import past_damage
 from topics.engine.routers.graph import upstream
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.write import apply
@@ -199,7 +199,7 @@ def test_damage_that_costs_nothing_again_and_again_raises():
         raise damage
 
     with ends_within(10), pytest.raises(Corrupt):
-        retention.read_past(topic, look)
+        past_damage.read(topic, look)
     assert topic.count == 1
 
 

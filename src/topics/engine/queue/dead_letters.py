@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics import logs
-from topics.engine import retention
+from topics.engine import past_damage, retention
 from topics.engine.queue import pick
 from topics.engine.read.read import Query, expire_and_read
 from topics.engine.state.jobs.job import Job
@@ -332,7 +332,7 @@ class DeadLetters:
         ]
         if not seqs:
             return None
-        letters, leaving = retention.read_past(topic, lambda: self._read(topic, seqs))
+        letters, leaving = past_damage.read(topic, lambda: self._read(topic, seqs))
         queue.dead_letter_error = None
         return self._move(topic, letters, leaving, now_ms)  # no letters if their records turned out to be damaged
 

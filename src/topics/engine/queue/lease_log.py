@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 from msgspec import Struct
 
-from topics.engine import retention
+from topics.engine import past_damage
 from topics.engine.state import snapshot_parts
 from topics.engine.state.jobs.job import Job, Notes
 from topics.engine.state.jobs.leases import save
@@ -79,7 +79,7 @@ def replay_leased(state: State, topic: Topic, entry: Leased) -> None:
         if reasons := known.get(job.seq):
             queue.reasons.keep(job, Notes(reasons))
     # A delete or damage may have taken the job: its lease would count as held without end.
-    queue.left([seq for seq in entry.seqs if not retention.present(topic, partial(topic.is_live, seq))])
+    queue.left([seq for seq in entry.seqs if not past_damage.present(topic, partial(topic.is_live, seq))])
 
 
 def replay_released(state: State, topic: Topic, entry: Released) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from topics.engine import retention
+from topics.engine import past_damage, retention
 from topics.engine.queue import pick
 from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Leased, Released
@@ -119,7 +119,7 @@ class Queues:
         try:
             taken, rendered = _take(topic, queue, most, expiring_before)
         except Damaged:
-            taken, rendered = retention.read_past(topic, lambda: _take(topic, queue, most, expiring_before))
+            taken, rendered = past_damage.read(topic, lambda: _take(topic, queue, most, expiring_before))
         self.claimed_total += len(taken)
         if config.rate is not None:
             queue.buckets.take(config.rate, QUEUE, len(taken), now)
@@ -479,4 +479,4 @@ def expire_and_list(
     Raises `Cold` like any read.
     """
     queue = expire(topic, now_ms)
-    return retention.read_past(topic, lambda: pick.page(topic, queue, state, after, limit))
+    return past_damage.read(topic, lambda: pick.page(topic, queue, state, after, limit))

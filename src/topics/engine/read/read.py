@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine import retention
+from topics.engine import past_damage, retention
 from topics.engine.read import search
 from topics.engine.state.topic import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
@@ -96,7 +96,7 @@ def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
                 pass  # the slow path finds everything that is needed
         return _read(topic, query, now_ms)
     except Damaged:
-        return retention.read_past(topic, partial(_read, topic, query, now_ms))  # a closure costs every read 80 ns
+        return past_damage.read(topic, partial(_read, topic, query, now_ms))  # a closure costs every read 80 ns
 
 
 def _read_whole(topic: Topic, query: Query) -> Reading | None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from topics.clock import Clock
-from topics.engine import retention
+from topics.engine import past_damage, retention
 from topics.engine.read.field_tests import BACKSLASH, EXPONENT, UNICODE, CompiledFilter, Fields, compiled
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -200,7 +200,7 @@ def preview(
     for segment, low, high in topic.walk(max(from_seq + 1, topic.earliest), topic.head + 1):
         while segment.live and low < high and (from_ts is None or segment.max_ts >= from_ts):
             look = partial(found.look, topic, match, from_ts, segment, low, high)
-            low = yield from once_loaded(partial(retention.read_past, topic, look))
+            low = yield from once_loaded(partial(past_damage.read, topic, look))
             yield None
     if topic.gone:
         raise topic_not_found(topic.name)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine import retention
+from topics.engine import past_damage
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
 from topics.model.inspection import TimelineRange
@@ -73,7 +73,7 @@ def build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Steps[Timeline
         low, high = max(from_seq, 1), min(to_seq, topic.head)
         return _look_at(topic, low, high, max(-(-(high - low + 1) // most), 1))
 
-    seen = yield from once_loaded(lambda: retention.read_past(topic, look))
+    seen = yield from once_loaded(lambda: past_damage.read(topic, look))
     yield None
     exact = sum(len(runs.starts) for runs in seen.runs)
     if seen.size == 1 or (exact <= most and all((runs.shares == 1).all() for runs in seen.runs)):

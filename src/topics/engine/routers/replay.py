@@ -12,7 +12,7 @@ lost with it.
 
 from __future__ import annotations
 
-from topics.engine import retention
+from topics.engine import past_damage, retention
 from topics.engine.routers import copy
 from topics.engine.routers.graph import Edge, Links, Router, into, out_of, table_of, upstream
 from topics.engine.state.topic import Topic
@@ -110,11 +110,11 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     if passed is not None:
         router.cursor = upto
         return True
-    gathered = retention.present(source, lambda: copy.gather(source, router.config.filter, router.cursor, upto))
+    gathered = past_damage.present(source, lambda: copy.gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
     copier, (pieces, end) = copy.Copier(table_of(state), router), gathered
-    made = retention.present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
+    made = past_damage.present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
     if made is None:
         return True  # records of the destination turned out to be lost: try again
     for entry, piece in made:

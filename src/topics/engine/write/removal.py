@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine import retention
+from topics.engine import past_damage, retention
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.model.records import TagMatch
@@ -91,7 +91,7 @@ def by_tag(topic: Topic, match: TagMatch, before_seq: int) -> Steps[Removal]:
     def look(segment: Segment, low: int, high: int) -> None:
         found.chosen[segment.first] = choose_by_tag(segment, match, low, high)
 
-    yield from retention.look_through(topic, topic.earliest, before_seq, look)
+    yield from past_damage.look_through(topic, topic.earliest, before_seq, look)
     return found
 
 
