@@ -11,7 +11,6 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,10 +19,11 @@ from topics import logs
 from topics.clock import Clock
 from topics.engine.durable import recovery
 from topics.engine.durable.checkpoint_retries import Retries, Room
+from topics.engine.durable.cold_moves import ColdMoves
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.rewrite import Rewriter
 from topics.engine.state import snapshot_parts
-from topics.engine.state.snapshot_parts import Capture, Frozen, SavedTail
+from topics.engine.state.snapshot_parts import Capture, Frozen
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps, run_all
@@ -80,8 +80,7 @@ class Store:
         self._clock = clock
         self.cold_dir = cold_dir
         self.rewriter = Rewriter(self, percent=rewrite_percent, min_bytes=rewrite_min_bytes)
-        self._hot_segments = hot_segments
-        self._hot_bytes = hot_bytes
+        self._cold_moves = ColdMoves(self, hot_segments=hot_segments, hot_bytes=hot_bytes)
         self.is_snapshotting = False  # whether a snapshot is being taken, written or cleaned up after
         self._savers: list[tuple[Topic, Done]] = []  # wait for a snapshot with the topic in it
         self._jobs = 0  # given to the worker and not reported back
@@ -287,13 +286,7 @@ class Store:
             if self._ledger_number:
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(self._ledger_number))
             parts = snap.encode_parts(head, ((one.snapshot, one.keys) for one in topics), len(topics), worker)
-            try:
-                self.dir.write_file(self.dir.snapshot_path(number), parts, worker)
-            except OSError:
-                with suppress(OSError):  # a snapshot whose name could not be synced needs its tails
-                    if not self.fs.exists(self.dir.snapshot_path(number)):
-                        self.fs.unlink(self.dir.tails_path(number))
-                raise
+            self._write_head(number, parts)
 
         def written(error: Exception | None) -> None:
             self._run(note(error), lambda failure: noted(error or failure))
@@ -305,14 +298,11 @@ class Store:
                 self._adopt(*one)
                 yield None
             for captured in capture.drain() if error is None else ():
-                topic_id, tail, written = captured.snapshot.topic_id, captured.snapshot.tail, captured.tail
-                if tail is not None:
+                topic_id = captured.snapshot.topic_id
+                if (tail := captured.snapshot.tail) is not None:
                     tails.add(tail.tails)
-                topic = self.state.by_id.get(topic_id)
-                if topic is not None and tail is None:
-                    topic.saved_tail = None
-                elif topic is not None and tail is not None and written is not None:
-                    topic.saved_tail = SavedTail(tail, written.segment.first, written.count)
+                if (topic := self.state.by_id.get(topic_id)) is not None:
+                    captured.note_saved(topic)
                 self.rewriter.look(captured.snapshot)
                 if marks := {ref.first: ref.pending for ref in captured.snapshot.segments if ref.pending}:
                     pending[topic_id] = marks
@@ -409,6 +399,16 @@ class Store:
 
     # --- on the worker
 
+    def _write_head(self, number: int, parts: Iterable[bytes]) -> None:
+        """Write the snapshot file itself, or raise and remove its tails."""
+        try:
+            self.dir.write_file(self.dir.snapshot_path(number), parts, self.worker)
+        except OSError:
+            with suppress(OSError):  # a snapshot whose name could not be synced needs its tails
+                if not self.fs.exists(self.dir.snapshot_path(number)):
+                    self.fs.unlink(self.dir.tails_path(number))
+            raise
+
     def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
         parts = frozen.encode(topic_id, epoch, self.worker)
         if topic_id not in self._topic_dirs:
@@ -459,59 +459,18 @@ class Store:
                 for segment, packed, _ in saves:
                     segment.saved(packed)
             if error is not None or self.cold_dir is None:
-                self.is_snapshotting = False
-                self.save()
-                self.rewriter.next()
+                ended(error)
             else:
-                self._move_cold()
+                self._run(self._cold_moves.find(), ended)
 
-        self.submit(work, finished)
-
-    def _move_cold(self) -> None:
-        """Copy the oldest sealed segments of topics that keep too much to the cold folder, and read them there from
-        then on.
-
-        The hot file goes with the next snapshot, which is the first to know the new place.
-        """
-        moves: list[tuple[Topic, SealedSegment, str]] = []
-
-        def find() -> Steps[None]:
-            for topic in list(self.state.by_id.values()):
-                hot = [one for one in topic.segments if isinstance(one, SealedSegment) and not one.cold]
-                sizes = accumulate(segment.footer.file_bytes for segment in reversed(hot))
-                kept = sum(size_bytes <= self._hot_bytes for size_bytes in sizes) if self._hot_bytes else len(hot)
-                kept = min(kept, self._hot_segments) if self._hot_segments else kept  # the newest ones
-                for segment in hot[: len(hot) - kept]:
-                    target = self.dir.segment_path(
-                        topic.topic_id, segment.first, self.cold_dir, generation=segment.footer.generation
-                    )
-                    moves.append((topic, segment, target))
-                yield None
-
-        def found(error: Exception | None) -> None:
+        def ended(error: Exception | None) -> None:
             self.is_snapshotting = False
-            if moves and error is None:
-                self.submit(work, finished)
+            if error is None:
+                self._cold_moves.begin()
             self.save()
             self.rewriter.next()
 
-        def work() -> None:
-            for _, segment, target in moves:
-                self.dir.copy_file(segment.path, target, self.worker)
-
-        def finished(error: Exception | None) -> None:
-            if error is not None:
-                log.error("cold_move_failed", reason=str(error))
-                return
-            for topic, segment, target in moves:
-                if any(known is segment for known in topic.segments):
-                    self.caches.retired.append(segment.path)
-                    self.caches.forget(segment, moved_to=target)
-                    segment.cold = True
-                else:
-                    self.caches.retired.append(target)  # the topic dropped the segment meanwhile
-
-        self._run(find(), found)
+        self.submit(work, finished)
 
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]

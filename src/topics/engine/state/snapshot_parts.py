@@ -108,6 +108,14 @@ class Captured(msgspec.Struct, gc=False):
     tail: Frozen | None
     keys: snap.KeyLists | None  # instead of those in `snapshot`
 
+    def note_saved(self, topic: Topic) -> None:
+        """Note in the topic where its tail is, once the snapshot is written."""
+        ref = self.snapshot.tail
+        if ref is None:
+            topic.saved_tail = None
+        elif self.tail is not None:  # else it is where it was
+            topic.saved_tail = SavedTail(ref, self.tail.segment.first, self.tail.count)
+
 
 def capture(state: State, topic: Topic) -> Captured:
     """Return everything that a snapshot needs of the topic as it is now."""
