@@ -378,6 +378,7 @@ class Pair:
     def totals_add_up(self) -> None:
         topics, totals = self.engine.topics.values(), self.engine.state.totals
         assert totals.records == sum(topic.count for topic in topics)
+        assert totals.lost.total == sum(topic.losses.total for topic in topics)
         assert totals.bytes == sum(topic.bytes for topic in topics)
 
     def compare_read(self, name: str, asked: dict[str, Any]) -> None:

@@ -218,6 +218,7 @@ class Ledger:
         assert not unknown, f"no client created {unknown}"
         totals, topics = server.engine.state.totals, server.engine.topics.values()
         assert totals.records == sum(topic.count for topic in topics)
+        assert totals.lost.total == sum(topic.losses.total for topic in topics)
         assert totals.bytes == sum(topic.bytes for topic in topics)
         if mode in ("keep", "lose", "tear"):
             assert server.recovered is not None

@@ -297,7 +297,7 @@ def columns(
     wal = WalStats() if storage is None else storage.wal.stats
 
     def other_losses() -> int:
-        return sum(count for reason, count in totals.lost.items() if reason not in ("cap", "ttl", "corrupt"))
+        return sum(count for reason, count in totals.lost.by_reason.items() if reason not in ("cap", "ttl", "corrupt"))
 
     return [
         Column("appended", lambda: totals.records + totals.removed, counter=True),
@@ -307,9 +307,9 @@ def columns(
         Column("claimed", lambda: queues.claimed_total, counter=True),
         Column("acked", lambda: queues.acked_total, counter=True),
         Column("requests", startup.requests_total, counter=True),
-        Column("lost_cap", lambda: totals.lost.get("cap", 0), counter=True),
-        Column("lost_ttl", lambda: totals.lost.get("ttl", 0), counter=True),
-        Column("lost_corrupt", lambda: totals.lost.get("corrupt", 0), counter=True),
+        Column("lost_cap", lambda: totals.lost.by_reason.get("cap", 0), counter=True),
+        Column("lost_ttl", lambda: totals.lost.by_reason.get("ttl", 0), counter=True),
+        Column("lost_corrupt", lambda: totals.lost.by_reason.get("corrupt", 0), counter=True),
         Column("lost_other", other_losses, counter=True),
         Column("wal_bytes", lambda: wal.bytes_written_total, counter=True),
         Column("syncs", lambda: wal.fsyncs_total, counter=True),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.engine.state.losses import MAX_RUNS, Losses
+from topics.engine.state.losses import MAX_RUNS, Losses, LossSums
 
 
 def test_neighbours_of_one_reason_are_one_run():
@@ -97,11 +97,13 @@ def test_records_evicted_one_by_one_before_a_gap_stay_one_run():
 
 
 def test_total_counts_all_runs_even_when_they_are_joined():
-    counts: dict[str, int] = {}
-    losses = Losses([(1, 2, "cap")], counts=counts)
+    sums = LossSums()
+    losses = Losses([(1, 2, "cap")], sums=sums)
     for number in range(1, MAX_RUNS + 20):
         losses.add(number * 10, number * 10 + 4, "cap" if number % 2 else "ttl")
         losses.compact(number * 10)
-        assert losses.total == sum(last - first + 1 for first, last, _ in losses.runs)
-    assert sum(counts.values()) == 5 * (MAX_RUNS + 19)
-    assert counts["cap"] - counts["ttl"] == 5
+        assert losses.total == sum(last - first + 1 for first, last, _ in losses.runs) == sums.total
+    assert sum(sums.by_reason.values()) == 5 * (MAX_RUNS + 19)
+    assert sums.by_reason["cap"] - sums.by_reason["ttl"] == 5
+    losses.end()
+    assert sums.total == 0

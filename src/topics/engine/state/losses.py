@@ -17,21 +17,32 @@ NOTHING: Any = ()  # in place of lists that most topics do not need: an append t
 _first_of = itemgetter(0)
 
 
+class LossSums:
+    """Sums over all topics: the seqs that were lost since the start, by reason, and those in the runs of all topics."""
+
+    __slots__ = ("by_reason", "total")
+
+    def __init__(self) -> None:
+        self.by_reason: dict[str, int] = {}
+        self.total = 0
+
+
 class Losses:
     """Runs in seq order, disjoint. `compact` bounds them.
 
-    `total` is the number of seqs in all runs; a run that `compact` joined has the seqs between them, too. `counts` has
-    the seqs that were added, by reason: topics share it.
+    `total` is the number of seqs in all runs; a run that `compact` joined has the seqs between them, too. `sums` is
+    shared by all topics.
     `times` has commit times and seqs of records that were lost at the front, ascending: of the last ones all, of others
     some. A restart begins a new list.
     """
 
-    __slots__ = ("counts", "runs", "times", "total")
+    __slots__ = ("runs", "sums", "times", "total")
 
-    def __init__(self, runs: list[Run] | None = None, *, counts: dict[str, int] | None = None) -> None:
+    def __init__(self, runs: list[Run] | None = None, *, sums: LossSums | None = None) -> None:
         self.runs: list[Run] = runs or NOTHING
-        self.total = sum(high - low + 1 for low, high, _ in runs) if runs else 0
-        self.counts: dict[str, int] = {} if counts is None else counts
+        self.sums = sums or LossSums()
+        self.total = 0
+        self._count(sum(high - low + 1 for low, high, _ in self.runs))
         self.times: list[tuple[int, int]] = NOTHING
 
     def add(self, low: int, high: int, reason: str) -> None:
@@ -41,8 +52,8 @@ class Losses:
         """
         runs, size = self.runs or [], high - low + 1
         self.runs = runs
-        self.total += size
-        self.counts[reason] = self.counts.get(reason, 0) + size
+        self._count(size)
+        self.sums.by_reason[reason] = self.sums.by_reason.get(reason, 0) + size
         start = end = bisect_left(runs, low, key=_first_of)
         if start and runs[start - 1][1] + 1 == low and runs[start - 1][2] == reason:
             start -= 1
@@ -51,6 +62,14 @@ class Losses:
             high = runs[end][1]
             end += 1
         runs[start:end] = [(low, high, reason)]
+
+    def end(self) -> None:
+        """Take the runs out of the sums: their topic is dropped."""
+        self._count(-self.total)
+
+    def _count(self, seqs: int) -> None:
+        self.total += seqs
+        self.sums.total += seqs
 
     def add_rest(self, low: int, high: int, reason: str) -> None:
         """Add the parts of [low, high] that are not in a run yet."""
@@ -66,7 +85,7 @@ class Losses:
         runs = self.runs
         while len(runs) > MAX_RUNS and runs[1][1] < floor:
             (first, end, why), (start, last, other) = runs[0], runs[1]
-            self.total += start - end - 1
+            self._count(start - end - 1)
             runs[:2] = [(first, last, why if why == other else "mixed")]
 
     def add_times(self, first: int, ts: Sequence[int]) -> None:
@@ -129,4 +148,5 @@ class Losses:
         return self.runs[at][0] if at < len(self.runs) else None
 
 
-NO_LOSSES = Losses(counts=MappingProxyType({}))  # type: ignore[arg-type]  # of all topics without any: to add one fails
+NO_LOSSES = Losses()  # of all topics without any
+NO_LOSSES.sums.by_reason = MappingProxyType({})  # type: ignore[assignment]  # to add one fails

@@ -216,7 +216,7 @@ def restore(
     topic.pass_head()
     topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
     if snapshot.losses:
-        topic.losses = Losses(list(snapshot.losses), counts=topic.totals.lost)
+        topic.losses = Losses(list(snapshot.losses), sums=topic.totals.lost)
     topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts
     topic.last_write_ts = snapshot.last_write_ts
     if snapshot.ceiling != FIRST_CEILING:

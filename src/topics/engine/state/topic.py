@@ -22,7 +22,7 @@ from msgspec import Struct
 from topics.engine.state.consumers import TopicConsumers
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.jobs.reasons import Reasons
-from topics.engine.state.losses import NO_LOSSES, NOTHING, Losses
+from topics.engine.state.losses import NO_LOSSES, NOTHING, Losses, LossSums
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
 
@@ -49,7 +49,7 @@ class Totals:
 
     records: int = 0
     removed: int = 0  # records that were live before: `records + removed` grows by each appended record
-    lost: dict[str, int] = field(default_factory=dict)  # seqs that were lost, by reason
+    lost: LossSums = field(default_factory=LossSums)
     bytes: int = 0
     key_bytes: int = 0  # memory of remembered idempotency keys
     reasons: Reasons = field(default_factory=Reasons)
@@ -134,7 +134,7 @@ class Topic:
     def own_losses(self) -> Losses:
         """Return the losses, to add to them: all topics that have lost nothing have the same object."""
         if self.losses is NO_LOSSES:
-            self.losses = Losses(counts=self.totals.lost)
+            self.losses = Losses(sums=self.totals.lost)
         return self.losses
 
     @property

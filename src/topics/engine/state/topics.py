@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -49,6 +50,9 @@ class State:
         self.keyed: dict[Topic, None] = {}  # topics that remember idempotency keys, in the order of `idempotency.sweep`
         self.created: list[Callable[[Topic], None]] = []  # called with every new topic
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
+        # The topics that were written last, in their order: all others were written before. None until `keep_written`.
+        self.written: OrderedDict[Topic, None] | None = None
+        self._max_written = 0
         self.routers: Any = None  # `routers.graph.Table`, see `table_of`
         self.schedules = NamedRows[Schedule](Schedule)
         self.access = NamedRows[StoredKey | Revocation](StoredKey | Revocation)  # keys, and tokens that are not valid
@@ -79,7 +83,30 @@ class State:
             if topic.name != AUDIT:
                 self.names.remove(topic.name)
         self.queues.pop(topic.topic_id, None)
+        if self.written is not None:
+            self.written.pop(topic, None)
         self.count_class(topic.config, -1)
+
+    def keep_written(self, limit: int) -> None:
+        """Keep the last topics that are written from now on in `written`, up to `limit`."""
+        self._max_written = limit
+        if self.written is None:
+            self.written = OrderedDict()
+
+    def add_written(self, latest: Iterable[Topic]) -> None:
+        """Add topics that were written before those in `written`, the last one first."""
+        assert self.written is not None
+        for topic in latest:
+            if topic not in self.written and len(self.written) < self._max_written:
+                self.written[topic] = None
+                self.written.move_to_end(topic, last=False)
+
+    def note_write(self, topic: Topic) -> None:
+        assert self.written is not None
+        self.written[topic] = None
+        self.written.move_to_end(topic)
+        if len(self.written) > self._max_written:
+            self.written.popitem(last=False)
 
     def note_consumers(self, topic: Topic) -> None:
         """Update the indexes of topics with consumers, after the first or the last one of a topic came or went."""

@@ -88,6 +88,7 @@ def drop(state: State, topic: Topic) -> None:
     if state.routers is not None:
         state.routers.drop_topic(topic)
     topic.removed(topic.count, topic.bytes)
+    topic.losses.end()
     state.remove(topic)
     for segment in topic.segments:
         segment.release()
@@ -131,6 +132,8 @@ def append_plain(state: State, topic: Topic, entry: entries.Append) -> None:
     totals.records += 1
     totals.bytes += size_bytes
     topic.last_ts = topic.last_write_ts = ts
+    if state.written is not None:
+        state.note_write(topic)
 
 
 def append(state: State, topic: Topic, entry: entries.Append) -> None:
@@ -173,6 +176,8 @@ def append(state: State, topic: Topic, entry: entries.Append) -> None:
     totals.records += n
     totals.bytes += size_bytes
     topic.last_ts = topic.last_write_ts = ts
+    if state.written is not None:
+        state.note_write(topic)
     if alone:
         state.roll(topic, opened_ms=ts)
     if entry.key is not None:

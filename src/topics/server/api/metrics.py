@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
 from itertools import accumulate, chain, islice
@@ -22,7 +22,8 @@ from topics.logs import ERRORS
 from topics.model.schedule import Schedule
 from topics.model.wire import ArchiveStanding
 from topics.server.access.operations import router_names
-from topics.server.api.exposition import ROWS_PER_STEP, Metric, Sample, batches
+from topics.server.api.exposition import Metric, Sample, batches
+from topics.server.api.named_topics import SUMMED, ColumnOf, choose, pages
 from topics.server.api.services import Services, Startup
 from topics.server.http.messages import TIMED
 from topics.server.limits.os_limits import resident_bytes
@@ -35,23 +36,11 @@ if TYPE_CHECKING:
     from topics.engine.durable.standby import Standby
 
 Row = TypeVar("Row")
-ColumnOf = tuple[str, str, Callable[[Row], float | None]]  # name, help, and the value of a row
 
 CONSUMERS_PER_STEP = 200
 
 DAMAGED_TOPICS = 100
 OTHERS = "(others)"  # no topic can have this name
-KEEPS_MS = 3_600_000
-# Metrics of topics that can be added up.
-SUMMED: list[ColumnOf[Topic]] = [
-    ("topics_topic_records_live", "Live records per topic.", attrgetter("count")),
-    ("topics_topic_bytes_live", "Bytes of the live records per topic.", attrgetter("bytes")),
-    ("topics_topic_lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.", attrgetter("losses.total")),
-    ("topics_topic_queue_ready", "Claimable jobs per queue.",
-     lambda topic: None if topic.queue is None else topic.queue.ready),
-    ("topics_topic_queue_in_flight", "Leased jobs per queue.",
-     lambda topic: None if topic.queue is None else topic.queue.in_flight),
-]  # fmt: skip
 REASONS = ("cap", "ttl", "restart", "corrupt", "failover")
 CLASSES = ("ephemeral", "memory", "disk", "fsync", "replicated")
 
@@ -97,15 +86,6 @@ def _max_named(services: Services) -> int:
     return 0 if services.budget.full else services.runtime.settings.metrics_max_topics
 
 
-def _pages(names: NameIndex, prefixes: tuple[str, ...], limit: int) -> Iterator[list[str]]:
-    """Return up to `limit` visible names in pages. Names may be added and removed between two pages."""
-    after = ""
-    # Bound: each round returns names behind those of the round before.
-    while limit > 0 and (page := list(islice(names.visible(prefixes, after=after), min(limit, ROWS_PER_STEP)))):
-        after, limit = page[-1], limit - len(page)
-        yield page
-
-
 def collect_while_recovering(startup: Startup) -> list[Metric]:
     """Return the metrics of the process. Topics are left out, because only some are recovered so far."""
     return [*_process(startup, ready=False, progress=startup.progress), *_wal(None)]
@@ -114,7 +94,7 @@ def collect_while_recovering(startup: Startup) -> list[Metric]:
 def _totals(services: Services, leases: int) -> Iterator[Metric]:
     state, pressure = services.engine.state, services.throttle.pressure
     by_class = {name: state.by_class.get(name, 0) for name in CLASSES}
-    lost = {reason: state.totals.lost.get(reason, 0) for reason in REASONS}
+    lost = {reason: state.totals.lost.by_reason.get(reason, 0) for reason in REASONS}
     holds = {cause.value: ns / 1e6 for cause, ns in services.runtime.holds.longest_ns.items()}
     yield from _rows(
         ("topics_topics", "Topics.", len(services.engine.topics)),
@@ -303,44 +283,9 @@ def _columns(
         yield Metric(metric, help, samples)
 
 
-def _choose(
-    services: Services, prefixes: tuple[str, ...]
-) -> Generator[None, None, tuple[list[Topic], int, dict[str, float]]]:
-    """Return the topics to name, in order of their names, the number of all others, and their sums of `SUMMED`.
-
-    Those of the setting come first, then those that were written last. A topic that was named before keeps its place
-    for an hour longer, so that its series has no holes.
-    """
-    topics, limit, always = services.engine.topics, _max_named(services), services.runtime.settings.metrics_topics
-    exact, starts = set(always), tuple(name[:-1] for name in always if name.endswith("*"))
-    before = services.named_topics.get(prefixes, frozenset[str]())
-    best: list[tuple[tuple[bool, int], Topic]] = []
-    lowest, seen, sums = (False, -1), 0, [0.0] * len(SUMMED)
-    for names in _pages(services.engine.state.names, prefixes, len(topics)):
-        some = [topics[name] for name in names]
-        seen, sums = seen + len(some), [total + one for total, one in zip(sums, _sums(some), strict=True)]
-        for topic in some:
-            name = topic.name
-            rank = name in exact or name.startswith(starts), (topic.last_write_ts or 0) + KEEPS_MS * (name in before)
-            if len(best) < limit or rank > lowest:
-                best.append((rank, topic))
-        if len(best) > limit:
-            best = nlargest(limit, best, key=itemgetter(0))
-            lowest = best[-1][0] if best else lowest
-        yield None
-    chosen = sorted((topic for _, topic in best if not topic.gone), key=attrgetter("name"))
-    services.named_topics[prefixes] = frozenset(topic.name for topic in chosen)
-    others = [max(total - one, 0) for total, one in zip(sums, _sums(chosen), strict=True)]
-    return chosen, max(seen - len(chosen), 0), {row[0]: one for row, one in zip(SUMMED, others, strict=True)}
-
-
-def _sums(topics: list[Topic]) -> list[float]:
-    return [sum(filter(None, map(value, topics))) for _, _, value in SUMMED]
-
-
 def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     engine, now_ms = services.engine, services.runtime.clock.now_ms()
-    chosen, left_out, others = yield from _choose(services, prefixes)
+    chosen, left_out, others = yield from choose(services, prefixes, _max_named(services))
     for some in batches(chosen):
         for topic in some:
             if not topic.gone:
@@ -449,7 +394,7 @@ def _named(
 ) -> Iterator[Metric | None]:  # fmt: skip
     """Yield a metric per column, for the rows whose names, and those of their topics, the prefixes cover."""
     seen, most = list[Row](), _max_named(services)
-    for some in _pages(names, prefixes, len(rows)):
+    for some in pages(names, prefixes, len(rows)):
         if len(seen) >= most:
             break
         found = map(rows.__getitem__, some)
