@@ -18,7 +18,7 @@ def test_operations_page_names_existing_metrics_and_settings():
     text = (root / "docs" / "operations.md").read_text() + (root / "docs" / "durability.md").read_text()
     assert set(re.findall(r"TOPICS_[A-Z_]+", text)) <= {row.variable for row in SETTINGS}
     api = root / "src" / "topics" / "server" / "api"
-    source = (api / "metrics.py").read_text() + (api / "exposition.py").read_text()
+    source = "".join(path.read_text() for path in api.glob("*.py"))
     for name in set(re.findall(r"`(topics_[a-z_]+)`", text)):
         prefixes = ("", "topics_wal_", "topics_topic_", "topics_replica_")
         assert any(name.startswith(prefix) and name.removeprefix(prefix) in source for prefix in prefixes), name

@@ -155,8 +155,8 @@ def test_operations_between_two_slices_of_a_checkpoint_survive_every_crash(
     counts(f"in checkpoints in slices (seed {SEED})", crash_points=points)
 
 
-PAIRS = parts(STEPS, 2, rounds=4)  # 192 of 2,304
-TRIPLES = parts(STEPS, 3, rounds=6)  # 288 of 110,592
+PAIRS = parts(STEPS, 2, rounds=4)  # 192 of 2,401
+TRIPLES = parts(STEPS, 3, rounds=6)  # 288 of 117,649
 
 
 @pytest.mark.torture

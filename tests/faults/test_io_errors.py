@@ -136,7 +136,7 @@ def test_operations_while_syncs_are_pending_are_refused_or_done(count: int, coun
     counts(f"while syncs are pending (seed {SEED})", failing_calls=points)
 
 
-PAIRS = parts(STEPS, 2, rounds=5)  # 240 of 2,304
+PAIRS = parts(STEPS, 2, rounds=5)  # 240 of 2,401
 
 
 @pytest.mark.torture

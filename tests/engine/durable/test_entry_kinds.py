@@ -24,18 +24,19 @@ def defined_kinds() -> dict[str, int]:
         one = classes.pop()
         classes += one.__subclasses__()
         if isinstance(kind := vars(one).get("kind"), int) and one.__module__.startswith("topics."):
-            found[one.__qualname__] = kind
+            found[f"{one.__module__}.{one.__qualname__}"] = kind
     return found
 
 
 def test_every_kind_has_a_row() -> None:
-    assert {kind.entry.__qualname__: kind.entry.kind for kind in entry_kinds.KINDS} == defined_kinds()
+    rows = {f"{kind.entry.__module__}.{kind.entry.__qualname__}": kind.entry.kind for kind in entry_kinds.KINDS}
+    assert rows == defined_kinds()
 
 
 def test_numbers_are_unique_and_leave_the_highest_bit_free() -> None:
     numbers = [kind.entry.kind for kind in entry_kinds.KINDS]
     assert len({*numbers, walfile.FOLLOWS}) == len(numbers) + 1
-    assert all(0 < number < 64 for number in numbers)  # `walfile` takes other numbers for damage
+    assert all(0 < number < 64 for number in numbers)  # see `walfile._plausible`
     assert max(numbers) < frame.MORE
 
 

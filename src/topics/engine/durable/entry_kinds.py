@@ -36,7 +36,8 @@ class Kind(NamedTuple):
 
     entry: type[entries.Entry]
     replay: Callable[..., object]  # takes the state and the entry; with `own` the topic in between, if it exists
-    touches: Touches | None  # returns the ids of the topics whose records it uses or changes; None: any topic
+    # Returns the ids of the topics whose records must be complete before its replay, and whose readers a standby wakes.
+    touches: Touches | None  # None: any topic
 
 
 def own(entry: entries.Entry) -> Iterable[int]:

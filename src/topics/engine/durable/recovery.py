@@ -1,5 +1,4 @@
-"""Recovery of the state from a data directory: the snapshot, then the log after it, through the same `apply` as live
-writes.
+"""Recovery of the state from a data directory: the snapshot, then the log after it, by the functions of live writes.
 
 Everything that cannot be read is logged with file and offset. Where its seqs are known, readers of the topic get a
 tombstone.

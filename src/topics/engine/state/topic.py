@@ -1,8 +1,8 @@
 """What the engine knows of one topic.
 
-Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in the tests of
-the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
-functions for a live write and for a replayed entry; `snapshot_parts` builds it from files. The rest
+Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in
+`test_state_changes.py`). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the
+same functions for a live write and for a replayed entry; `snapshot_parts` builds it from files. The rest
 belongs to the running process: pending entries, which the methods of `Topic` count, and which readers wait (`staging`,
 the server's push).
 """

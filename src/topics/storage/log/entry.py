@@ -28,7 +28,8 @@ CREATE, CONFIGURE, DROP, APPEND, DELETE, CEILING = 1, 2, 3, 4, 5, 6
 ARCHIVED = 32
 CONSUMED, CONSUMERS_CHANGED = 40, 41
 # 7 is `walfile.FOLLOWS`. 16 to 23 belong to routers, 24 to 31 to queues, 32 to 39 to archives, 40 to 47 to consumers;
-# 48 to 55 to schedules; 56 to keys; 8 to 15 and 57 to 63 are free. A scan takes a higher number for damage.
+# 48 to 55 to schedules; 56 to keys; 8 to 15 and 57 to 63 are free,
+# except 60, which tests use. A scan does not trust a higher number at the end of a damaged frame.
 
 EntryType = TypeVar("EntryType", bound=Struct)
 
