@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +25,7 @@ from pyspark.sql.types import StructField, StructType
 
 from topics.spark.options import BadOption, WriteOptions, patient, read_options, write_options
 from topics.spark.sink.chunks import GridChunks, OrderedChunks, Sent, send
+from topics.spark.sink.first_requests import FirstRequests
 from topics.spark.sink.rows import Renderer
 from topics.spark.source.catalog import client_for, state_of
 from topics.spark.source.readers import FilteringReader, TopicsReader, TopicsStreamReader
@@ -87,6 +90,8 @@ def _stored(schema: StructType) -> dict[str, str] | None:
 
 QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
 BATCH_ID = "streaming.sql.batchId"
+ATTEMPT = "spark.jobGroup.id"  # of a stream: one for each start of the query
+KEPT = "topics"  # in the checkpoint: see `FirstRequests`
 
 
 class TaskWrites(WriterCommitMessage):
@@ -109,16 +114,21 @@ class _Writer:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
         """Write the rows of a task. Keys have query and batch of a stream (also in `foreachBatch`), or the write id."""
-        task, options = TaskContext.get(), self._options
+        task, options, first = TaskContext.get(), self._options, None
         query = None if task is None else task.getLocalProperty(QUERY_ID)
         batch = None if task is None else task.getLocalProperty(BATCH_ID)
-        if query is not None and batch is not None:
+        if task is not None and query is not None and batch is not None:
+            if options.checkpoint is not None and options.key_by != "range":
+                first = FirstRequests(
+                    Path(options.checkpoint, KEPT, batch), task.getLocalProperty(ATTEMPT) or "",
+                    f"{task.stageId()}.{task.partitionId()}",
+                )  # fmt: skip
             run = f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
         elif self.write_id is None:
             raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
         else:
             run = f"spark/{self.write_id}"
-        return write_rows(iterator, options, self._renderer, run)
+        return write_rows(iterator, options, self._renderer, run, first)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -139,10 +149,21 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         'use outputMode("append"), or write the batches of foreachBatch'
     )
 
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Forget the requests of the batch before: Spark does not repeat it any more."""
+        if self._options.checkpoint is not None:
+            shutil.rmtree(Path(self._options.checkpoint, KEPT, str(batchId - 1)), ignore_errors=True)
 
-def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    options: WriteOptions,
+    renderer: Renderer,
+    run: str,
+    first: FirstRequests | None = None,
+) -> TaskWrites:
     task = TaskContext.get()
-    grid = GridChunks(run, key_by=options.key_by)
+    grid = GridChunks(run, key_by=options.key_by, repeated=None if first is None else first.repeated)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
     done = Sent()
     with client_for(options.connection) as client:

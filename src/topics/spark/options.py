@@ -394,6 +394,7 @@ class WriteOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     key_by: KeyBy = "rows"
     sort_rows: bool = False
     write_id: str | None = None
+    checkpoint: str | None = None  # of a stream, if it is a directory of this machine
 
     @property
     def creation(self) -> dict[str, Any]:
@@ -405,9 +406,13 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Return the checked options of a writer. Raise `BadOption` if one is invalid."""
     if any(key.lower() == "path" for key in given):
         raise BadOption("path: a topic is written through its server; use the options topic and url")
+    of_spark = {key.lower(): given[key] for key in given if key.lower() in OF_SPARK}
     found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
-    reached = patient(connection(found), found)
-    options = WriteOptions(connection=reached, **converted(WriteOptions, found, WRITE))
+    checkpoint = re.sub("^file:(//)?(?=/)", "", of_spark.get("checkpointlocation", ""))
+    options = WriteOptions(
+        connection=patient(connection(found), found), checkpoint=checkpoint if checkpoint[:1] == "/" else None,
+        **converted(WriteOptions, found, WRITE),
+    )  # fmt: skip
     if options.window_ms is None:
         return options
     return structs.replace(options, config={**options.config, "idempotency_window_ms": options.window_ms})

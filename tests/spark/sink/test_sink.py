@@ -131,16 +131,22 @@ def test_stream_repeated_after_a_crash_writes_nothing_twice(
     assert sorted(read_numbers(client, out)) == list(range(6000))
 
 
+@pytest.mark.parametrize("key_by", ["rows", "source", "range"])
 def test_delete_before_a_repeated_batch_writes_nothing_twice(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path, key_by: str
 ):
     numbers(client, topic, range(5000))
     out, stream = f"{topic}.out", source(spark, server.url, subscribe=topic)
-    copy(stream, server.url, tmp_path, topic=out, keyBy="range")
-    forget_commits(tmp_path)
-    client.delete(topic, seqs=[1500])
-    copy(stream, server.url, tmp_path, topic=out, keyBy="range")
-    assert read_numbers(client, out) == list(range(5000))
+    copy(stream, server.url, tmp_path, topic=out, keyBy=key_by)
+    for seq in (1500, 5000):
+        forget_commits(tmp_path)
+        client.delete(topic, seqs=[seq])
+        copy(stream, server.url, tmp_path, topic=out, keyBy=key_by)
+        assert read_numbers(client, out) == list(range(5000))
+    numbers(client, topic, range(5000, 5010))
+    copy(stream, server.url, tmp_path, topic=out, keyBy=key_by)
+    assert read_numbers(client, out) == list(range(5010))
+    assert [path.name for path in tmp_path.glob("topics/*")] == ([] if key_by == "range" else ["1"])
 
 
 @pytest.mark.torture

@@ -43,3 +43,9 @@ def test_sink_takes_several_addresses_of_one_server():
 def test_invalid_option_is_named(name: str, value: str, message: str):
     with pytest.raises(BadOption, match=message.replace("?", r"\?")):
         write_options({name: value})
+
+
+def test_only_a_directory_keeps_requests_in_the_checkpoint():
+    wanted = {"/c": "/c", "file:/c": "/c", "file:///c": "/c", "s3a://bucket/c": None, "hdfs:///c": None, "c": None}
+    found = {path: write_options({"topic": "t", "checkpointLocation": path}).checkpoint for path in wanted}
+    assert found == wanted

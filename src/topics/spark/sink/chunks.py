@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, pairwise
 from typing import NamedTuple
 
@@ -71,8 +71,16 @@ class GridChunks:
     their source, that cell is complete; if rows went through a shuffle, the other cells get time to fill.
     """
 
-    def __init__(self, run: str, *, key_by: KeyBy = "rows", held_bytes: int = HELD_BYTES) -> None:
-        self._run = run
+    def __init__(
+        self,
+        run: str,
+        *,
+        key_by: KeyBy = "rows",
+        held_bytes: int = HELD_BYTES,
+        repeated: Callable[[str, list[Chunk], list[int]], list[Chunk]] | None = None,
+    ) -> None:
+        """`repeated` returns what to send for the requests of a cell; see `FirstRequests`."""
+        self._run, self._repeated = run, repeated
         self._key_by = key_by
         self._limit_bytes = held_bytes
         self._held_bytes = 0
@@ -113,12 +121,12 @@ class GridChunks:
             yield from self._cut(cell, rows)
             self._released[cell] = self._released.get(cell, 0) + 1
 
-    def _cut(self, cell: Cell, rows: list[tuple[int, bytes]]) -> Iterator[Chunk]:
+    def _cut(self, cell: Cell, rows: list[tuple[int, bytes]]) -> list[Chunk]:
         topic, source, number = cell
         if any(one[0] > other[0] for one, other in pairwise(rows)):
             rows.sort(key=lambda row: row[0])  # stable: rows derived from the same record keep their order
         earlier = self._released.get(cell, 0)
-        cuts = list(pieces([record for _, record in rows]))
+        cuts, chunks = list(pieces([record for _, record in rows])), list[Chunk]()
         for index, piece in enumerate(cuts):
             part = rows[piece]
             seqs, records = [seq for seq, _ in part], [record for _, record in part]
@@ -128,9 +136,15 @@ class GridChunks:
             key = f"{self._run}/{seqs[0]}-{seqs[-1]}/{digest.hexdigest()}"
             if self._key_by == "range" and len(cuts) == 1 and not earlier:
                 of_range = f"{self._run}/cell{number}/{xxhash.xxh3_128_hexdigest(source.encode())}"
-                yield Chunk(topic, of_range, records, cut_key=key)
+                chunks.append(Chunk(topic, of_range, records, cut_key=key))
             else:
-                yield Chunk(topic, key, records)
+                chunks.append(Chunk(topic, key, records))
+        if self._repeated is not None:
+            name = xxhash.xxh3_128_hexdigest(f"{self._run}\n{topic}\n{source}\n{number}\n{earlier}".encode())
+            has_data = self._key_by != "source"
+            digests = [xxhash.xxh3_64_intdigest(b"%d %b" % (seq, record if has_data else b"")) for seq, record in rows]
+            return self._repeated(name, chunks, digests)
+        return chunks
 
 
 class OrderedChunks:
