@@ -13,8 +13,9 @@ from tests.simulated.clock import SimClock
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from topics.engine.queue import verbs
+from topics.engine.queue.acks import Outcome
 from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Claimed, Outcome, Want
+from topics.engine.queue.verbs import Claimed, Want
 from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of

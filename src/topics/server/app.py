@@ -305,7 +305,7 @@ def columns(
         Column("read", lambda: runtime.records_read, counter=True),
         Column("delivered", lambda: dispatcher.delivered_total, counter=True),
         Column("claimed", lambda: queues.claimed_total, counter=True),
-        Column("acked", lambda: queues.acked_total, counter=True),
+        Column("acked", lambda: queues.acks.total, counter=True),
         Column("requests", startup.requests_total, counter=True),
         Column("lost_cap", lambda: totals.lost.by_reason.get("cap", 0), counter=True),
         Column("lost_ttl", lambda: totals.lost.by_reason.get("ttl", 0), counter=True),

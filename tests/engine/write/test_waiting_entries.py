@@ -173,7 +173,7 @@ def test_job_that_an_earlier_write_evicts_is_not_acked():
     acked = server.write_out(queues.ack(topic, "w", [1, 2], None))
     server.land()
     assert (acked.value().done, acked.value().skipped, server.missed()) == (1, [1], 1)
-    assert queues.acked_total == 1
+    assert queues.acks.total == 1
     server.assert_same_after_a_crash()
 
 

@@ -18,13 +18,13 @@ from msgspec import Struct
 
 from topics.engine import past_damage, retention
 from topics.engine.queue import pick
+from topics.engine.queue.acks import Acks, Outcome
 from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.state.jobs.buckets import QUEUE
 from topics.engine.state.jobs.job import NOTHING, Holder, Job, Notes
 from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic, leases_of
-from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.delete import taking
 from topics.engine.write.staging import Staging
@@ -32,7 +32,6 @@ from topics.errors import TopicsError
 from topics.model.queue import JobState, Progress, Why, not_a_queue
 from topics.model.record_bytes import SEQ
 from topics.model.topic import RetryPolicy
-from topics.storage.log import entry as entries
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
@@ -59,31 +58,12 @@ class Claimed(Struct):
     first_lease: int = 0  # the leases of the jobs count up from it
 
 
-class Outcome(Struct):
-    """The result of an ack, a nack or an extend: how many jobs, and which seqs the worker did not hold."""
-
-    topic: Topic
-    node: str
-    done: int
-    skipped: list[int]
-    ready: int
-    in_flight: int
-    deadlines: dict[str, int] = {}
-    dead_lettered: int = 0  # of the jobs that were nacked
-
-    @property
-    def cancelled(self) -> list[int]:
-        """The skipped jobs that were deleted while this worker held them."""
-        known = {} if self.topic.queue is None else self.topic.queue.cancelled
-        return [seq for seq in self.skipped if known.get(seq) == self.node]
-
-
 class Queues:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        self.acks = Acks(staging)
         self.dead_letters = DeadLetters(staging)
         self.claimed_total = 0  # jobs leased since the process started
-        self.acked_total = 0  # jobs completed
         # Jobs that returned undelivered, and the lease that the log may still have of each.
         self._unlogged: list[tuple[Topic, Job, int]] = []
         self._queues: Iterator[int] = iter(())  # ids of the queues that `move_exhausted` has not looked at
@@ -168,24 +148,10 @@ class Queues:
 
     def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
-        now, queue, jobs, skipped = self._held(topic, node, seqs, lease_ids)
+        now, _, jobs, skipped = self._held(topic, node, seqs, lease_ids)
         if not jobs:
             return Ticket.of(_outcome(topic, node, 0, skipped))
-        done = sorted(map(_seq_of, jobs))
-        found = removal.by_seq(topic, done)
-        queue.take_out(jobs)
-        entry = entries.Delete(topic.topic_id, 0, None, "", now, done, done=True)
-
-        def take_effect(_: Ticket) -> Outcome:
-            if topic.config.ttl_ms:
-                retention.expire(topic, now)
-            evicted = [seq for seq in done if seq not in queue.leaving]  # or expired before the ack was staged
-            apply.delete(topic, entry, found.chosen)
-            acked = len(done) - len(evicted)
-            self.acked_total += acked
-            return _outcome(topic, node, acked, skipped + evicted)
-
-        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs), at_ms=now)
+        return self.acks.stage(topic, node, jobs, skipped, now)
 
     def nack(
         self,

@@ -90,7 +90,7 @@ class Topic:
     keys: OrderedDict[str, Remembered] = field(init=False)  # oldest first; see `idempotency`
     key_bytes: int = 0
     staged_keys: dict[Any, Any] = field(init=False)  # `append.Name` → the pending ticket
-    leader: Any = None  # the ticket of this turn that a plain append may follow
+    leader: Any = None  # the ticket of this turn that a plain append, or an ack, may follow
     staged_count: int = 0
     staged_bytes: int = 0
     # `StagedDelete`s and moves out that wait for the log, in its order
@@ -208,7 +208,7 @@ class Topic:
             self.staged_times = self.staged_times or []
             self.staged_times.append(ticket.at_ms)
         if ticket.topic is self:
-            self.leader = ticket if ticket.ts else None
+            self.leader = ticket if ticket.close is not None else None
             if ticket.first:
                 self.next_seq = ticket.first + ticket.count + ticket.skips
                 self.staged_count += ticket.count

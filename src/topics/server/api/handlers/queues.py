@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from topics.engine.queue.verbs import Claimed, Outcome, Want, expire_and_list
+from topics.engine.queue.acks import Outcome
+from topics.engine.queue.verbs import Claimed, Want, expire_and_list
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
