@@ -56,6 +56,7 @@ class Claimed(Struct):
     jobs: list[Job]
     ready: int
     first_lease: int = 0  # the leases of the jobs count up from it
+    others: bool = False  # whether it has no jobs and others of its pass have: another pass may find more
 
 
 class Queues:
@@ -86,6 +87,7 @@ class Queues:
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue = expire(topic, now)
         config = topic.config
+        queue.claimed_in = self._staging.commits.turn
         most = min(sum(map(_max_of, wants)), PASS_MAX_JOBS)
         if config.max_in_flight:
             most = max(min(most, config.max_in_flight - queue.in_flight), 0)
@@ -126,7 +128,7 @@ class Queues:
             claims.append(Claimed(topic, rows, jobs, 0, first))
         ready = queue.ready
         for done in claims:
-            done.ready = ready
+            done.ready, done.others = ready, not done.jobs and bool(taken)
         if not grants or not self._writes_leases(topic):
             if moved is None:
                 return claims, None

@@ -76,8 +76,7 @@ class QueueWaiters:
         self._handle: asyncio.Handle | None = None  # of the next pass, if it is scheduled
         self._timer: asyncio.TimerHandle | None = None  # for the next end of a lease or a delay
         self._loading = NOT_LOADING
-        self._unlisten = runtime.engine.listen(topic, self._topic_changed)
-        leases_of(topic).freed = self.wake
+        self._unlisten: Callable[[], None] | None = None  # once clients wait for more than the first pass
 
     def wake(self) -> None:
         if self._handle is None and not self._loading.waiting:
@@ -110,10 +109,11 @@ class QueueWaiters:
             if handle is not None:
                 handle.cancel()
         self._loading.cancel()
-        self._unlisten()
         self._on_empty()
-        if self._topic.queue is not None:
-            self._topic.queue.freed = lambda: None
+        if self._unlisten is not None:
+            self._unlisten()
+            if self._topic.queue is not None:
+                self._topic.queue.freed = lambda: None
 
     def _pass(self) -> None:
         self._handle = None
@@ -130,8 +130,9 @@ class QueueWaiters:
             if self._topic.changing:  # the change waits for the replica
                 self._wake_in(CHANGE_MS)
                 return
-        if self._topic.gone or not self.waiting:
-            return  # `_topic_changed` handles a deleted queue
+        if self._topic.gone:
+            self._topic_changed(self._topic)
+            return
         verbs.expire(self._topic, self._runtime.clock.now_ms())  # expired leases make room with their workers
         asking = [(claimer, want) for claimer in self.waiting if (want := claimer.want()) is not None]
         if not asking:
@@ -155,9 +156,16 @@ class QueueWaiters:
         if not self.waiting:
             self._close()
             return
+        self._listen()
         next_ms = leases_of(self._topic).next_ms()
         if next_ms is not None:
             self._wake_in(max(next_ms - self._runtime.clock.now_ms(), 0))
+
+    def _listen(self) -> None:
+        """Wake up when jobs become available. Claims that share one pass and leave never come here."""
+        if self._unlisten is None:
+            self._unlisten = self._runtime.engine.listen(self._topic, self._topic_changed)
+            leases_of(self._topic).freed = self.wake
 
     def _wake_in(self, delay_ms: int) -> None:
         if self._timer is not None:
@@ -169,6 +177,7 @@ class QueueWaiters:
             if not claimer.refuse(error):
                 self.waiting.pop(claimer, None)
         if self.waiting:
+            self._listen()
             self._wake_in(error.retry_after_ms or RETRY_MS)
         else:
             self._close()

@@ -46,8 +46,8 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_delays", "_now_ms", "_topic", "buckets", "by_priority", "cancelled", "check_upto", "cursor",
-        "dead_letter_error", "dead_lettered", "exhausted", "freed", "keys", "last_lease", "later",
+        "_deadlines", "_delays", "_now_ms", "_topic", "buckets", "by_priority", "cancelled", "check_upto", "claimed_in",
+        "cursor", "dead_letter_error", "dead_lettered", "exhausted", "freed", "keys", "last_lease", "later",
         "leases", "leaving", "move_after_ms", "reasons", "reclaim", "resting", "served", "turn", "unique",
     )  # fmt: skip
 
@@ -77,6 +77,7 @@ class Leases:
         self.unique = UniqueJobs()
         self.buckets = Buckets()
         self._now_ms = 0  # of the last `expire`
+        self.claimed_in = -1  # the turn of the last claim: the next claims of the turn share a pass
 
     def end(self) -> None:
         """Break the reference cycle: a deleted queue is freed at once, also if it was frozen (see `run.Garbage`)."""

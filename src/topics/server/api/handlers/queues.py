@@ -51,7 +51,8 @@ def claim(services: Services, call: Call) -> Answer:
         lease_ms=topic.config.lease_ms if lease_ms is None else clamp(lease_ms, *LEASE_MS_RANGE),
     )
     wait_ms = 0 if services.runtime.draining else min(wanted.wait_ms, MAX_WAIT_MS)
-    if topic.config.claim_jitter_ms and not services.runtime.draining:
+    gathers = topic.config.claim_jitter_ms or leases_of(topic).claimed_in == services.engine.commits.turn
+    if gathers and not services.runtime.draining:
         return PendingClaim(services, topic, want, call.request).wait(wait_ms)
     [claimed], ticket = services.engine.queues.claim(topic, [want])
     if wait_ms and not claimed.rows:
@@ -117,11 +118,13 @@ class PendingClaim:
             self.answer(self._nothing(), self._ticket)
 
     def want(self) -> Want | None:
-        return None if self._services.budget.full else self._want
+        return None if self._patient and self._services.budget.full else self._want
 
     def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
-        if not claimed.rows and self._patient:
+        if not claimed.rows and (self._patient or claimed.others):
             self._ticket = ticket or self._ticket
+            if not self._patient and self._waiters is not None:
+                self._waiters.wake()
             return True
         self.answer(claimed, ticket)
         return False

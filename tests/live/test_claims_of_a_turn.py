@@ -1,0 +1,159 @@
+"""Claims of one turn on one queue: the first is answered at once, and the others share a pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from tests.live.manual import manual_app
+from topics.engine.queue import verbs
+from topics.engine.queue.verbs import Claimed, Want
+from topics.engine.state.topic import Topic
+from topics.engine.write.commit import Ticket
+from topics.model.records import NewRecord, WriteRequest
+from topics.model.topic import ConfigPatch
+from topics.server.http.messages import Deferred, Request, Response
+
+HEADERS = {b"content-type": b"application/json"}
+
+
+class Shop:
+    """A server with one queue on a manual loop. `passes` has the number of claims of each pass."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, jobs: int, **config: Any) -> None:
+        self.app, self.loop = manual_app()
+        self.engine = self.app.services.engine
+        self.app.requests.begin(self.app.services)
+        self.engine.put_topic("q", ConfigPatch(type="queue", **config))
+        self.engine.flush()
+        if jobs:
+            self.write(jobs)
+        self.passes: list[int] = []
+        claim = self.engine.queues.claim
+
+        def counted(topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
+            self.passes.append(len(wants))
+            return claim(topic, wants)
+
+        monkeypatch.setattr(self.engine.queues, "claim", counted)
+
+    def write(self, jobs: int) -> None:
+        self.engine.append("q", WriteRequest([NewRecord(data=Raw(b"1"))] * jobs))
+        self.engine.flush()
+        self.loop.turn()
+
+    def ask(self, verb: str, **body: Any) -> Response | Deferred:
+        request = Request("POST", f"/v0/topics/q/{verb}".encode(), b"", HEADERS, json.dumps(body).encode(), "", 1)
+        answer = self.app.answer(request)
+        assert isinstance(answer, Response | Deferred)
+        return answer
+
+    def claim(self, node: str, most: int = 1, wait_ms: int = 0) -> Response | Deferred:
+        return self.ask("claim", node=node, max=most, wait_ms=wait_ms)
+
+
+def seqs(answer: Response | Deferred) -> list[int] | None:
+    """Return the claimed seqs, or None if the claim is not answered yet."""
+    found: list[Response] = []
+    if isinstance(answer, Deferred):
+        answer.then(found.append)
+    else:
+        found.append(answer)
+    if not found:
+        return None
+    assert isinstance(found[0].body, bytes)
+    assert found[0].status == 200, found[0].body
+    return [job["$seq"] for job in json.loads(found[0].body)["claimed"]]
+
+
+def test_first_claim_of_a_turn_is_answered_at_once_and_the_others_share_a_pass(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=8)
+    first, second, third, fourth = (shop.claim(node, 2) for node in "abcd")
+    assert (seqs(first), shop.passes) == ([1, 2], [1])
+    shop.loop.turn()
+    assert shop.passes == [1, 3]
+    assert sorted([*seqs(second), *seqs(third), *seqs(fourth)]) == [3, 4, 5, 6, 7, 8]
+    assert not shop.app.services.runtime.open_ended
+    assert not shop.engine.topics["q"].listeners, "claims that do not wait follow no topic"
+
+
+def test_next_turn_begins_with_the_next_write(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=8)
+    assert seqs(shop.claim("a")) == [1]
+    shop.ask("ack", node="a", seqs=[1])
+    shop.loop.turn()
+    assert seqs(shop.claim("a")) == [2]
+    assert shop.passes == [1, 1]
+
+
+def test_claims_of_a_turn_share_few_jobs_evenly(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=7)
+    assert seqs(shop.claim("a")) == [1]
+    answers = [shop.claim(node, 6) for node in "bcd"]
+    shop.loop.turn()
+    assert [len(seqs(answer) or ()) for answer in answers] == [2, 2, 2]
+
+
+def test_claim_that_a_full_pass_leaves_out_gets_jobs_from_the_next_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verbs, "PASS_MAX_JOBS", 2)
+    shop = Shop(monkeypatch, jobs=4)
+    shop.claim("a")
+    answers = [shop.claim(node) for node in "bcd"]
+    shop.loop.turn()
+    assert [seqs(answer) for answer in answers[:2]] == [[2], [3]]
+    shop.loop.turn()
+    assert seqs(answers[2]) == [4]
+
+
+def test_claims_of_a_turn_on_an_empty_queue_are_answered_without_jobs(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=2)
+    shop.claim("a")
+    answers = [shop.claim(node) for node in "bcd"]
+    shop.loop.turn()
+    shop.loop.turn()
+    assert [seqs(answer) for answer in answers] == [[2], [], []]
+    assert (shop.passes, shop.loop.soon) == ([1, 3, 2], [])
+
+
+def test_client_that_leaves_before_the_pass_takes_no_job(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=3)
+    shop.claim("a")
+    gone, stays = shop.claim("b"), shop.claim("c")
+    assert isinstance(gone, Deferred)
+    gone.cancel()
+    shop.loop.turn()
+    assert (seqs(stays), shop.engine.topics["q"].queue.ready) == ([2], 1)
+
+
+def test_claim_that_waits_gets_a_job_that_is_written_after_the_pass(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=1)
+    shop.claim("a")
+    waits, leaves = shop.claim("b", wait_ms=5000), shop.claim("c")
+    shop.loop.turn()
+    assert seqs(leaves) == []
+    shop.write(1)
+    shop.loop.turn()
+    assert seqs(waits) == [2]
+
+
+def test_queue_that_is_deleted_before_the_pass_answers_its_claims(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=3)
+    shop.claim("a")
+    answer, found = shop.claim("b"), []
+    assert isinstance(answer, Deferred)
+    answer.then(found.append)
+    shop.engine.drop_topic("q")
+    shop.engine.flush()
+    shop.loop.turn()
+    assert [response.status for response in found] == [404]
+
+
+def test_drain_answers_claims_that_share_a_pass(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=3)
+    shop.claim("a")
+    answer = shop.claim("b")
+    shop.app.begin_drain()
+    assert seqs(answer) == []
