@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from topics.client.errors import BadUrl, NotWriter, TopicsError, Unreachable
@@ -72,10 +72,6 @@ class Request(NamedTuple):
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         return headers
-
-
-class ListPage(Protocol):
-    next_cursor: str | None
 
 
 def _path(kind: str, name: str, verb: str = "", **query: Any) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from topics.client.call import (
     PAGE_ROWS,
-    ListPage,
     consumer_path,
     given,
     router_path,
@@ -25,22 +24,21 @@ from topics.model import schedule as scheduling
 if TYPE_CHECKING:  # httpx: `Client`, which has its own connection, needs none
     from topics.client._async.transport import AsyncTransport
 
-Page = TypeVar("Page", bound=ListPage)
-
 
 class AsyncCalls:
     """Calls of one group, which share the connections of a client."""
 
     _http: AsyncTransport
 
-    async def _pages(self, path: str, kind: type[Page], **query: str | None) -> AsyncIterator[Page]:
-        cursor = None
-        while True:
-            page = await self._http.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
-            yield page
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+    async def _rows(self, path: str, page: Any, member: str, **query: str | None) -> AsyncIterator[Any]:
+        """Yield the rows of a list, which its pages have in the field `member`."""
+        cursor: str | None = ""
+        while cursor is not None:
+            asked = with_query(path, page_size=PAGE_ROWS, cursor=cursor or None, **query)
+            found = await self._http.call("GET", asked, page)
+            for row in getattr(found, member):
+                yield row
+            cursor = found.next_cursor
 
 
 class AsyncManagementCalls(AsyncCalls):
@@ -68,15 +66,13 @@ class AsyncManagementCalls(AsyncCalls):
         """
         return await self._http.call("GET", topic_path(topic, touch=touch), TopicState)
 
-    async def topics(self, prefix: str = "") -> AsyncIterator[wire.TopicSummary]:
+    def topics(self, prefix: str = "") -> AsyncIterator[wire.TopicSummary]:
         """Yield the topics whose names begin with `prefix`, by name.
 
         async for row in topics.topics("orders."):
             print(row.topic, row.count)
         """
-        async for page in self._pages("/v0/topics", wire.TopicList, prefix=prefix or None):
-            for row in page.topics:
-                yield row
+        return self._rows("/v0/topics", wire.TopicList, "topics", prefix=prefix or None)
 
     async def drop_topic(self, topic: str, *, if_empty: bool = False) -> bool:
         """Remove a topic and everything in it. Return False if it did not exist.
@@ -191,16 +187,14 @@ class AsyncManagementCalls(AsyncCalls):
         """
         return await self._http.call("GET", consumer_path(topic, name), ConsumerInfo)
 
-    async def consumers(self, topic: str | None = None, *, prefix: str | None = None) -> AsyncIterator[ConsumerInfo]:
+    def consumers(self, topic: str | None = None, *, prefix: str | None = None) -> AsyncIterator[ConsumerInfo]:
         """Yield the consumers of a topic by name, or those of all topics whose names begin with `prefix`.
 
         async for row in topics.consumers("orders"):
             print(row.consumer, row.lag_records, row.lag_ms)
         """
         path = "/v0/consumers" if topic is None else topic_path(topic, "consumers")
-        async for page in self._pages(path, ConsumerPage, prefix=prefix):
-            for row in page.consumers:
-                yield row
+        return self._rows(path, ConsumerPage, "consumers", prefix=prefix)
 
     async def drop_consumer(self, topic: str, name: str) -> bool:
         """Forget a consumer, and end its hold. Return False if it did not exist.
@@ -247,7 +241,7 @@ class AsyncManagementCalls(AsyncCalls):
         """
         return await self._http.call("GET", router_path(name), routing.RouterAnswer)
 
-    async def routers(
+    def routers(
         self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
     ) -> AsyncIterator[routing.RouterSummary]:
         """Yield routers by name.
@@ -255,9 +249,7 @@ class AsyncManagementCalls(AsyncCalls):
         async for row in topics.routers(source="orders"):
             print(row.router, row.dest)
         """
-        async for page in self._pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
-            for row in page.routers:
-                yield row
+        return self._rows("/v0/routers", routing.RouterList, "routers", prefix=prefix, source=source, dest=dest)
 
     async def drop_router(self, name: str) -> bool:
         """Remove a router. Records that it has copied stay. Return False if it did not exist.
@@ -304,7 +296,7 @@ class AsyncManagementCalls(AsyncCalls):
         """
         return await self._http.call("GET", schedule_path(name), scheduling.ScheduleAnswer)
 
-    async def schedules(
+    def schedules(
         self, *, prefix: str | None = None, topic: str | None = None
     ) -> AsyncIterator[scheduling.ScheduleState]:
         """Yield schedules by name.
@@ -312,9 +304,7 @@ class AsyncManagementCalls(AsyncCalls):
         async for row in topics.schedules(topic="jobs"):
             print(row.schedule, row.next_at)
         """
-        async for page in self._pages("/v0/schedules", scheduling.ScheduleList, prefix=prefix, topic=topic):
-            for row in page.schedules:
-                yield row
+        return self._rows("/v0/schedules", scheduling.ScheduleList, "schedules", prefix=prefix, topic=topic)
 
     async def drop_schedule(self, name: str) -> bool:
         """Remove a schedule. Records that it has appended stay. Return False if it did not exist.

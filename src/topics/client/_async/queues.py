@@ -169,15 +169,13 @@ class AsyncQueueCalls(AsyncCalls):
         )
         return [AsyncJob(self, topic, node, job) for job in answer.claimed]
 
-    async def list_jobs(self, topic: str, *, state: queue.JobState | None = None) -> AsyncIterator[queue.ListedJob]:
+    def list_jobs(self, topic: str, *, state: queue.JobState | None = None) -> AsyncIterator[queue.ListedJob]:
         """Yield the jobs of a queue with their states, in the order of the log.
 
         async for job in topics.list_jobs("emails", state="in_flight"):
             print(job.seq, job.node, job.deliveries)
         """
-        async for page in self._pages(topic_path(topic, "jobs"), queue.JobList, state=state):
-            for job in page.jobs:
-                yield job
+        return self._rows(topic_path(topic, "jobs"), queue.JobList, "jobs", state=state)
 
     async def redrive(
         self,
