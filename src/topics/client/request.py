@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from topics.client.items import End, Tombstone, decode_json, decode_records
+from topics.client.items import End, Page, Tombstone, decode_json, decode_records
 from topics.client.items import TopicPut as Put
 from topics.client.items import TopicState as State
 from topics.model.router import RouterAnswer as Router
@@ -33,16 +33,11 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
         return decode_json(self.data)
 
 
-class Diff(Struct):
-    topic: str
-    records: list[Record]
-    next_from_seq: int
-    head_seq: int
-    earliest_seq: int
-    caught_up: bool
+class Diff(Page, kw_only=True):
+    """One answer of `diff`."""
+
+    records: list[Record]  # type: ignore[assignment]  # in another form
     lag: int
-    epoch: int = 0
-    tombstone: Tombstone | None = None
 
 
 _decoder = msgspec.json.Decoder(Diff)
