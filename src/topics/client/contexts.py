@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote
+
+import msgspec
+from msgspec import Struct
 
 from topics.client.call import with_schemes
 from topics.client.errors import BadContext, InvalidRequest
@@ -23,8 +25,7 @@ DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     url: str  # with routes, of all names that no prefix begins; "" if these have no server
     token_file: str | None = None
     routes: dict[str, str] | None = None  # the servers of names, by prefix
@@ -35,12 +36,11 @@ class Context:
         return {prefix: url for prefix, url in {"": self.url, **(self.routes or {})}.items() if url}
 
 
-@dataclass
-class Contexts:
+class Contexts(Struct, kw_only=True, rename={"by_name": "contexts"}):
     """The contexts of a user. `current` is the one that is used if none is named."""
 
     current: str | None = None
-    by_name: dict[str, Context] = field(default_factory=dict)
+    by_name: dict[str, Context]
 
 
 def default_target(env: Mapping[str, str]) -> tuple[str | dict[str, str], str | None]:
@@ -75,12 +75,10 @@ def load_contexts(env: Mapping[str, str]) -> Contexts:
     """Return the contexts of the user. Raise `BadContext` if the file is damaged."""
     path = _path(env)
     try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        by_name = {name: Context(**row) for name, row in stored["contexts"].items()}
-        return Contexts(stored.get("current"), by_name)
+        return msgspec.json.decode(path.read_bytes(), type=Contexts)
     except FileNotFoundError:
-        return Contexts()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Contexts(by_name={})
+    except (OSError, msgspec.MsgspecError) as error:
         raise BadContext(f"{path} cannot be read: {error}: repair or remove it, and add the contexts again") from None
 
 
@@ -88,10 +86,8 @@ def save_contexts(contexts: Contexts, env: Mapping[str, str]) -> None:
     """Write the contexts by rename, so that another process never reads half a file."""
     path = _path(env)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    rows = {name: {k: v for k, v in asdict(row).items() if v is not None} for name, row in contexts.by_name.items()}
-    text = json.dumps({"current": contexts.current, "contexts": rows}, indent=2) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(contexts), indent=2) + b"\n")
     temporary.chmod(0o600)
     temporary.replace(path)
 
