@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from topics import early_signals
-from topics.cli.connect import Server, Target, post, put
+from topics.cli.connect import Server, Target, post
 from topics.cli.options import add_parser, option
 from topics.cli.output.failures import EXIT_DONE, Failure
 from topics.cli.output.screen import Screen
 from topics.cli.tree import Subparsers
-from topics.client.call import consumer_path, router_path, topic_path
+from topics.client._sync.management import ManagementCalls
+from topics.client._sync.queues import QueueCalls
+from topics.client.call import topic_path
 from topics.errors import TopicsError
 from topics.testing import server
 
@@ -63,7 +65,7 @@ def execute(args: argparse.Namespace) -> int:
         ):
             with (
                 server(data_dir=Path(folder, "data"), port=args.port, log_level="warning") as url,
-                Server(Target(url=url, source="demo")) as shop_server,
+                ShopServer(Target(url=url, source="demo")) as shop_server,
             ):
                 try:
                     _introduce(screen, url)
@@ -101,10 +103,14 @@ def _introduce(screen: Screen, url: str) -> None:
 # --- the shop
 
 
+class ShopServer(Server, ManagementCalls, QueueCalls):  # type: ignore[override]  # its `_http` is the connection
+    """The server with calls of the sync client."""
+
+
 class Shop:
     """Plays the shop against a server, a turn at a time. The same seed makes the same shop."""
 
-    def __init__(self, server: Server, *, seed: int = 7) -> None:
+    def __init__(self, server: ShopServer, *, seed: int = 7) -> None:
         self._server = server
         self._random = random.Random(seed)
         self._orders = 0
@@ -112,13 +118,15 @@ class Shop:
 
     def open(self) -> None:
         """Create the topics, the queue, the router and the consumers."""
-        self._put("orders", durability="fsync")
-        self._put("clicks", cap_records=CLICKS_KEPT)
-        self._put("emails", type="queue", discard="reject", max_deliveries=2, dead_letter="emails.dead", lease_ms=5000)
-        router = {"source": "orders", "dest": "orders-eu", "filter": ["tag", "Glob", "eu:*"]}
-        self._server.json(put(router_path("orders->eu"), router))
+        server = self._server
+        server.put_topic("orders", durability="fsync")
+        server.put_topic("clicks", cap_records=CLICKS_KEPT)
+        server.put_topic(
+            "emails", type="queue", leases_durable=False, max_deliveries=2, dead_letter="emails.dead", lease_ms=5000
+        )
+        server.put_router("orders->eu", source="orders", dest="orders-eu", filter=("tag", "Glob", "eu:*"))
         for consumer in ("billing", "search"):
-            self._commit(consumer, 0)
+            server.put_consumer("orders", consumer, seq=0)
 
     def turn(self) -> None:
         """Sell something, click around, send emails, and let the consumers read."""
@@ -128,9 +136,9 @@ class Shop:
         clicks = [{"data": {"page": f"/{self._random.choice(SKUS).lower()}"}} for _ in range(CLICKS_A_TURN)]
         self._append("clicks", clicks)
         self._send_emails()
-        self._commit("billing", self._orders)
+        self._server.put_consumer("orders", "billing", seq=self._orders)
         if self._turns % 10 == 0:
-            self._commit("search", self._orders * 2 // 3)
+            self._server.put_consumer("orders", "search", seq=self._orders * 2 // 3)
 
     def _order(self) -> None:
         customer, region = self._random.choice(CUSTOMERS), self._random.choice(("eu", "us"))
@@ -142,20 +150,11 @@ class Shop:
 
     def _send_emails(self) -> None:
         """Finish the emails that can be sent, and return the others."""
-        claim = post(topic_path("emails", "claim"), {"node": MAIL_NODE, "max": 10}, safe=False)
-        jobs = self._server.json(claim)["claimed"]
-        sent = [job["$seq"] for job in jobs if job["data"]["to"] != BROKEN]
-        failed = [job["$seq"] for job in jobs if job["data"]["to"] == BROKEN]
-        if sent:
-            self._server.json(post(topic_path("emails", "ack"), {"node": MAIL_NODE, "seqs": sent}))
-        if failed:
-            self._server.json(post(topic_path("emails", "nack"), {"node": MAIL_NODE, "seqs": failed, "delay_ms": 500}))
-
-    def _put(self, topic: str, **config: Any) -> None:
-        self._server.json(put(topic_path(topic), config))
+        for job in self._server.claim("emails", node=MAIL_NODE, max=10):
+            if job.data["to"] == BROKEN:
+                job.nack(delay_ms=500)
+            else:
+                job.ack()
 
     def _append(self, topic: str, records: list[dict[str, Any]]) -> None:
         self._server.json(post(topic_path(topic, return_seqs=False), {"records": records}, safe=False))
-
-    def _commit(self, consumer: str, seq: int) -> None:
-        self._server.json(put(consumer_path("orders", consumer), {"seq": seq}))
