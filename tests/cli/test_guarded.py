@@ -6,11 +6,12 @@ import argparse
 
 import pytest
 
-from topics.cli.offline.guarded import EXIT_FAILED, guarded
+from topics.cli.offline.guarded import guarded
+from topics.cli.output.failures import EXIT_FAILED, Failure
 
 
 def raising(error: Exception):
-    def execute(_: argparse.Namespace) -> int:
+    def execute(_: argparse.Namespace) -> None:
         raise error
 
     return execute
@@ -22,6 +23,8 @@ def test_closed_pipe_is_no_failure_of_the_disk(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
 
 
-def test_failure_of_the_disk_names_the_file_and_the_next_step(capsys: pytest.CaptureFixture[str]):
-    assert guarded(raising(OSError(5, "Input/output error", "/data/x")), argparse.Namespace()) == EXIT_FAILED
-    assert "Input/output error: /data/x" in capsys.readouterr().err
+def test_failure_of_the_disk_names_the_file_and_the_next_step():
+    with pytest.raises(Failure, match="Input/output error: /data/x") as caught:
+        guarded(raising(OSError(5, "Input/output error", "/data/x")), argparse.Namespace())
+    assert caught.value.status == EXIT_FAILED
+    assert caught.value.next_step

@@ -6,13 +6,13 @@ import argparse
 import gc
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from topics.cli.offline.guarded import Execute, Meter, aside_of, fail, guarded
+from topics.cli.offline.guarded import Execute, Meter, Outcome, aside_of, failure, guarded
 from topics.cli.options import Row, add_parser, one_of, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
-from topics.cli.output.screen import Screen, pretty_json
+from topics.cli.output.screen import Screen
 from topics.cli.output.units import parse_time, size
 from topics.cli.tree import Subparsers
 from topics.clock import SystemClock
@@ -67,7 +67,7 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
 # --- verify
 
 
-def run_verify(args: argparse.Namespace) -> int:
+def run_verify(args: argparse.Namespace) -> Outcome:
     from topics.engine.offline.verify import verify
     from topics.storage.fs import Fs
 
@@ -75,35 +75,30 @@ def run_verify(args: argparse.Namespace) -> int:
     with Meter("checked") as meter:
         gc.disable()  # nothing that a check makes is garbage before its end, and there may be millions of objects
         report = verify(Fs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
-    if args.json:
-        print(pretty_json(report))
-    else:
-        _print_report(report, time.monotonic() - began)
-    return EXIT_DONE if report.clean else EXIT_FAILED
+    return Outcome(report, _report_lines(report, time.monotonic() - began), report.clean)
 
 
-def _print_report(report: Report, seconds: float) -> None:
-    screen = Screen()
+def _report_lines(report: Report, seconds: float) -> Iterator[str]:
+    paint = Screen().paint
     snapshot = "no snapshot" if report.snapshot is None else f"snapshot {report.snapshot}"
     entries = "1 entry" if report.log_entries == 1 else f"{report.log_entries:,} entries"
     log = f"{entries} in {counted(report.log_files, 'log file')}"
     files = f"{counted(report.files, 'file')}, {size(report.bytes)}"
-    print(f"{report.directory}: {files}, {snapshot}, {log}, {seconds:.1f} s")
-    _print_topics(report, screen)
-    for note in report.notes[:NOTES_SHOWN]:
-        print(f"{screen.paint('note:', 'dim')} {note}")
+    yield f"{report.directory}: {files}, {snapshot}, {log}, {seconds:.1f} s"
+    yield from _topic_lines(report, Screen())
+    yield from (f"{paint('note:', 'dim')} {note}" for note in report.notes[:NOTES_SHOWN])
     if len(report.notes) > NOTES_SHOWN:
-        print(f"note: {len(report.notes) - NOTES_SHOWN} more notes; --json has them all")
+        yield f"note: {len(report.notes) - NOTES_SHOWN} more notes; --json has them all"
     for found in report.damage:
-        print(f"{screen.paint('damaged:', 'red')} {found.file} at byte {found.offset}: {found.what}")
+        yield f"{paint('damaged:', 'red')} {found.file} at byte {found.offset}: {found.what}"
         if found.topic is not None:
             seqs = "" if found.first_seq is None else f", seqs {found.first_seq} to {found.last_seq}"
-            print(f"  topic {found.topic}{seqs}")
-        print(f"  {screen.paint('next:', 'cyan')} {found.next}")
-    print(screen.paint("clean", "green") if report.clean else screen.paint(f"{len(report.damage)} damaged", "red"))
+            yield f"  topic {found.topic}{seqs}"
+        yield f"  {paint('next:', 'cyan')} {found.next}"
+    yield paint("clean", "green") if report.clean else paint(f"{len(report.damage)} damaged", "red")
 
 
-def _print_topics(report: Report, screen: Screen) -> None:
+def _topic_lines(report: Report, screen: Screen) -> Iterator[str]:
     if not report.topics:
         return
     rows = [("topic", "head", "live", "bytes", "deleted", "lost")]
@@ -115,60 +110,54 @@ def _print_topics(report: Report, screen: Screen) -> None:
     for at, row in enumerate(rows):
         figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True))
         lost = screen.paint(row[5], "yellow" if at and row[5] != "0" else "")
-        print(screen.paint(f"  {row[0].ljust(widths[0])}  {figures}  ", "" if at else "bold") + lost)
+        yield screen.paint(f"  {row[0].ljust(widths[0])}  {figures}  ", "" if at else "bold") + lost
     if len(report.topics) > TOPICS_SHOWN:
-        print(f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all")
+        yield f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all"
 
 
 # --- backup and restore
 
 
-def run_backup(args: argparse.Namespace) -> int:
+def run_backup(args: argparse.Namespace) -> Outcome:
     from topics.storage.backup import copy
     from topics.storage.fs import Fs
 
-    if (problem := _overlap(args.directory, args.target)) is not None:
-        return fail(problem, EXIT_USAGE)
+    _check_separate(args.directory, args.target)
     try:
         os.listdir(args.directory)
     except OSError as error:
-        return fail(f"{args.directory} cannot be read: {error.strerror}", EXIT_USAGE)
+        raise failure(f"{args.directory} cannot be read: {error.strerror}") from None
     began = time.monotonic()
     with Meter("copied") as meter:
         done = copy(Fs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
-    return _print_copied(done, time.monotonic() - began, args, args.target, verb="backed up")
+    return _copied(done, time.monotonic() - began, args.target, verb="backed up")
 
 
-def run_repair(args: argparse.Namespace) -> int:
+def run_repair(args: argparse.Namespace) -> Outcome:
     from topics.storage import repair
     from topics.storage.fs import Fs
 
     if args.source is None:
-        return fail("no source is named; add --from with a backup or the URL of a replica", EXIT_USAGE)
+        raise failure("no source is named; add --from with a backup or the URL of a replica")
     source: repair.Source
     if "://" in args.source:
         from topics.cli.offline.replica import open_history
 
         source = repair.Replica(open_history(args.source, whole=False))
-    elif (problem := _overlap(args.directory, args.source)) is not None:
-        return fail(problem, EXIT_USAGE)
     else:
+        _check_separate(args.directory, args.source)
         source = repair.Backup(Fs(), args.source)
-    done = repair.repair(Fs(), args.directory, source, cold_dir=args.cold_dir)
-    if args.json:
-        print(pretty_json(done))
-        return EXIT_FAILED if done.missing else EXIT_DONE
-    screen = Screen()
-    for text in done.ranges:
-        print(f"{screen.paint('repaired:', 'green')} {text}")
-    for text in done.missing:
-        print(f"{screen.paint('not found:', 'red')} {text}")
-    print(f"repaired {counted(len(done.ranges), 'range')} ({size(done.bytes)}), {len(done.missing)} not found")
-    print(f"next: topics verify {args.directory}")
-    return EXIT_FAILED if done.missing else EXIT_DONE
+    done, paint = repair.repair(Fs(), args.directory, source, cold_dir=args.cold_dir), Screen().paint
+    lines = [
+        *(f"{paint('repaired:', 'green')} {text}" for text in done.ranges),
+        *(f"{paint('not found:', 'red')} {text}" for text in done.missing),
+        f"repaired {counted(len(done.ranges), 'range')} ({size(done.bytes)}), {len(done.missing)} not found",
+        f"next: topics verify {args.directory}",
+    ]
+    return Outcome(done, lines, not done.missing)
 
 
-def run_restore(args: argparse.Namespace) -> int:
+def run_restore(args: argparse.Namespace) -> Outcome:
     from topics.storage.backup import restore
     from topics.storage.fs import Fs
 
@@ -177,9 +166,8 @@ def run_restore(args: argparse.Namespace) -> int:
 
         return replica.run_restore(args)
     if (args.at, args.ago, args.at_object) != (None, None, None):
-        return fail("a backup has one state; leave out --at, --ago and --at-object, or name a replica", EXIT_USAGE)
-    if (problem := _overlap(args.source, args.directory)) is not None:
-        return fail(problem, EXIT_USAGE)
+        raise failure("a backup has one state; leave out --at, --ago and --at-object, or name a replica")
+    _check_separate(args.source, args.directory)
     aside, directory = None, os.path.normpath(args.directory)
     if os.path.islink(directory):  # the link remains: systemd makes one to the state directory of a dynamic user
         directory = os.path.realpath(directory)
@@ -189,47 +177,36 @@ def run_restore(args: argparse.Namespace) -> int:
     with Meter("copied") as meter:
         now_ms = SystemClock().now_ms()
         done = restore(Fs(), args.source, directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
-    status = _print_copied(done, time.monotonic() - began, args, args.directory, verb="restored")
-    if not args.json:
-        if aside is not None and os.path.isdir(aside):
-            print(f"moved the earlier {args.directory} to {aside}")
-        print(f"next: topics serve --data-dir {args.directory}")
-    return status
+    copied = _copied(done, time.monotonic() - began, args.directory, verb="restored")
+    moved = [f"moved the earlier {args.directory} to {aside}"] if aside is not None and os.path.isdir(aside) else []
+    return copied._replace(lines=[*copied.lines, *moved, f"next: topics serve --data-dir {args.directory}"])
 
 
-def _overlap(one: str, other: str) -> str | None:
+def _check_separate(one: str, other: str) -> None:
     first, second = os.path.realpath(one), os.path.realpath(other)
     if first == second or first.startswith(second + os.sep) or second.startswith(first + os.sep):
-        return f"{one} and {other} overlap; choose two separate directories"
-    return None
+        raise failure(f"{one} and {other} overlap; choose two separate directories")
 
 
-def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target: str, *, verb: str) -> int:
-    """Print what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
+def _copied(done: Copied, seconds: float, target: str, *, verb: str) -> Outcome:
+    """Return what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
     from topics.engine.offline.directory import Directory
     from topics.errors import Corrupt
     from topics.storage.fs import Fs
 
-    counted_log = False
+    held_in = " in the snapshot"
     with suppress(Corrupt), Directory(Fs(), target, now_ms=0) as held:
         done.topics, done.records = len(held.topics), sum(topic.count for topic in held.topics.values())
-        counted_log = True
-    if args.json:
-        print(pretty_json(done))
-        return EXIT_FAILED if done.problems else EXIT_DONE
-    screen = Screen()
+        held_in = ""
     where = f"snapshot {done.snapshot} and {counted(done.log_files, 'log file')}"
-    held_in = "" if counted_log else " in the snapshot"
-    print(f"{verb} {counted(done.topics, 'topic')}, {counted(done.records, 'record')}{held_in} to {target}")
-    print(
+    lines = [
+        f"{verb} {counted(done.topics, 'topic')}, {counted(done.records, 'record')}{held_in} to {target}",
         f"{where}; copied {counted(done.segments_copied, 'segment')} ({size(done.bytes_copied)} in all), "
-        f"reused {done.segments_reused:,} ({size(done.bytes_reused)}), {seconds:.1f} s"
-    )
-    for problem in done.problems:
-        print(f"{screen.paint('damaged:', 'red')} {problem}")
+        f"reused {done.segments_reused:,} ({size(done.bytes_reused)}), {seconds:.1f} s",
+        *(f"{Screen().paint('damaged:', 'red')} {problem}" for problem in done.problems),
+    ]
     if done.problems:
-        print("the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks")
-    return EXIT_FAILED if done.problems else EXIT_DONE
-
-
-# --- progress
+        lines.append(
+            "the copy contains this damage, except where it had a good file; `topics verify` lists what it lacks"
+        )
+    return Outcome(done, lines, not done.problems)

@@ -1,4 +1,4 @@
-"""Commands that work on files or a replica without a server: failures, and how far they are."""
+"""Commands that work on files or a replica without a server: their output, their failures, and how far they are."""
 
 from __future__ import annotations
 
@@ -6,47 +6,58 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-from topics.cli.output.failures import EXIT_FAILED, EXIT_USAGE
-from topics.cli.output.screen import Screen
+from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, Failure
+from topics.cli.output.screen import pretty_json
 from topics.cli.output.units import size
 
 NAME_DIRECTORY = "name the directory that the server has as --data-dir or TOPICS_DATA_DIR, or a backup of it"
 
-Execute = Callable[[argparse.Namespace], int]
+
+class Outcome(NamedTuple):
+    """What a command has done or found: for `--json`, and as lines for a person. `ok` decides the exit status."""
+
+    result: object
+    lines: Iterable[str]
+    ok: bool = True
+
+
+Execute = Callable[[argparse.Namespace], Outcome | None]  # None: everything was printed
 
 
 def guarded(execute: Execute, args: argparse.Namespace) -> int:
-    """Run a command. Print an expected failure in one line and return its exit status."""
+    """Run a command, print what it returns, and return its exit status. Raise `Failure` for an expected failure."""
     from topics.storage.backup_files import CopyError
     from topics.storage.datadir import DataDirError
     from topics.storage.fs import next_step
 
     logging.getLogger("topics").addHandler(logging.NullHandler())  # the report has all findings
     try:
-        return execute(args)
+        done = execute(args)
+        for line in () if done is None else [pretty_json(done.result)] if args.json else done.lines:
+            print(line)
+        return EXIT_DONE if done is None or done.ok else EXIT_FAILED
     except DataDirError as error:
-        return fail(str(error), EXIT_USAGE)
+        raise failure(str(error)) from None
     except CopyError as error:
         advice = str(error).partition("; ")[2]
         about_arguments = any(words in advice for words in ("--", "choose another"))
-        return fail(str(error), EXIT_USAGE if about_arguments else EXIT_FAILED)
+        raise failure(str(error), EXIT_USAGE if about_arguments else EXIT_FAILED) from None
     except BrokenPipeError:
         raise  # `main` ends quietly: nothing reads the output any more
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return fail(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_FAILED)
+        raise failure(f"{error.strerror or error}{where}; {next_step(error)}", EXIT_FAILED) from None
 
 
-def fail(text: str, status: int) -> int:
-    """Print an error and return the status. The part after `; ` is the next step."""
+def failure(text: str, status: int = EXIT_USAGE) -> Failure:
+    """Return the failure of a text, whose part after `; ` is the next step."""
     message, _, advice = text.partition("; ")
-    Screen().fail(message, advice or NAME_DIRECTORY)
-    return status
+    return Failure(message, status=status, next_step=advice or NAME_DIRECTORY)
 
 
 def aside_of(directory: str) -> str:

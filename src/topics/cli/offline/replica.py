@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.cli.offline.guarded import Execute, Meter, aside_of, guarded
+from topics.cli.offline.guarded import Execute, Meter, Outcome, aside_of, guarded
 from topics.cli.options import Row, add_group, add_parser, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED
-from topics.cli.output.screen import Cell, Screen, Styled, pretty_json
+from topics.cli.output.screen import Cell, Screen, Styled
 from topics.cli.output.units import duration, size
 from topics.cli.tree import Subparsers
 from topics.plurals import counted
@@ -85,7 +84,7 @@ def open_history(url: str | None, *, whole: bool) -> History:
 # --- commands
 
 
-def _ls(args: argparse.Namespace) -> int:
+def _ls(args: argparse.Namespace) -> None:
     history = open_history(args.url, whole=True)
     numbers = sorted(history.log)[-args.limit :] if args.limit > 0 else []
     rows = []
@@ -98,23 +97,19 @@ def _ls(args: argparse.Namespace) -> int:
             }
         )  # fmt: skip
     Screen(as_json=args.json).rows(rows, COLUMNS)
-    return EXIT_DONE
 
 
-def _status(args: argparse.Namespace) -> int:
+def _status(args: argparse.Namespace) -> Outcome:
     from topics.storage.replica import upkeep
 
     now_ms = time.time_ns() // 1_000_000
     found = upkeep.status(open_history(args.url, whole=True), now_ms=now_ms)
     _ask_writer(found)
-    if args.json:
-        print(pretty_json(found))
-        return EXIT_DONE
     writer = f"{found.host} ({found.address})" if found.host else "none yet"
     last = (
         "never" if not found.last_ms else f"{duration(max(now_ms - found.last_ms, 0))} ago, object {found.last_object}"
     )
-    for name, text in (
+    fields = [
         ("replica", f"{args.url} ({found.replica})"),
         ("writer", f"{writer}, term {found.term}" + (", stopped in order" if found.clean else "")),
         ("last upload", last),
@@ -124,13 +119,9 @@ def _status(args: argparse.Namespace) -> int:
         ("restorable from", shown_time(found.oldest_ms) if found.oldest_ms else "nothing yet"),
         ("stored", f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}"),
         ("last hour", f"{counted(found.objects_last_hour, 'upload')} of the log"),
-        *(
-            (f"{'standby' if one.takes_over else 'read replica'}", _shown_standby(one, now_ms))
-            for one in found.standbys
-        ),
-    ):
-        print(f"{name.ljust(15)}  {text}")
-    return EXIT_DONE
+        *(("standby" if one.takes_over else "read replica", _shown_standby(one, now_ms)) for one in found.standbys),
+    ]
+    return Outcome(found, [f"{name.ljust(15)}  {text}" for name, text in fields])
 
 
 def _ask_writer(found: Status) -> None:
@@ -154,7 +145,7 @@ def _shown_standby(one: Announced, now_ms: int) -> str:
     return f"{one.name} ({one.address}), object {one.object}, {duration(one.lag_ms)} behind, {seen}"
 
 
-def _promote(args: argparse.Namespace) -> int:
+def _promote(args: argparse.Namespace) -> Outcome:
     from topics.storage.replica import objects, upkeep
     from topics.storage.replica.bucket import BucketError
 
@@ -179,41 +170,34 @@ def _promote(args: argparse.Namespace) -> int:
             history.refresh()
     finally:
         bucket.delete([objects.PROMOTE])
-    print(pretty_json(now) if args.json else f"{now.host} ({found[0].address}) is the writer, term {now.term}")
-    return EXIT_DONE
+    return Outcome(now, [f"{now.host} ({found[0].address}) is the writer, term {now.term}"])
 
 
-def _verify(args: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace) -> Outcome:
     from topics.storage.replica import upkeep
 
     with Meter("checked") as meter:
         found = upkeep.verify(open_history(args.url, whole=True), progress=meter.show)
-    if args.json:
-        print(pretty_json(found))
-        return EXIT_DONE if found.clean else EXIT_FAILED
-    screen = Screen()
-    print(f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}")
-    for problem in found.problems:
-        print(f"{screen.paint('damaged:', 'red')} {problem}")
+    paint = Screen().paint
+    lines = [f"{counted(found.objects, 'object')}, {counted(found.files, 'file')}, {size(found.bytes)}"]
+    lines += [f"{paint('damaged:', 'red')} {problem}" for problem in found.problems]
     if found.restorable_to and not found.clean:
-        print(
-            f"next: topics restore {args.url} DIR --at-object {found.restorable_to}, the last state before the damage"
-        )
-    print(screen.paint("clean", "green") if found.clean else screen.paint(f"{len(found.problems)} damaged", "red"))
-    return EXIT_DONE if found.clean else EXIT_FAILED
+        restore = f"topics restore {args.url} DIR --at-object {found.restorable_to}"
+        lines.append(f"next: {restore}, the last state before the damage")
+    lines.append(paint("clean", "green") if found.clean else paint(f"{len(found.problems)} damaged", "red"))
+    return Outcome(found, lines, found.clean)
 
 
-def _prune(args: argparse.Namespace) -> int:
+def _prune(args: argparse.Namespace) -> Outcome:
     from topics.storage.replica import upkeep
 
     done = upkeep.prune(open_history(args.url, whole=False), keep_ms=args.keep, now_ms=time.time_ns() // 1_000_000)
     removed = f"removed {counted(done.objects, 'object')} and {counted(done.files, 'file')} ({size(done.bytes)})"
     oldest = f"; the oldest moment is {shown_time(done.oldest_ms)}" if done.oldest_ms else ""
-    print(pretty_json(done) if args.json else removed + oldest)
-    return EXIT_DONE
+    return Outcome(done, [removed + oldest])
 
 
-def run_restore(args: argparse.Namespace) -> int:
+def run_restore(args: argparse.Namespace) -> Outcome:
     """Restore a replica into a directory: its end, which a server continues, or an earlier moment."""
     from topics.storage.backup import is_vacant, move_aside
     from topics.storage.fs import Fs
@@ -245,15 +229,13 @@ def run_restore(args: argparse.Namespace) -> int:
             seal=seal if number is None else None,
             progress=meter.show,
         )  # fmt: skip
-    if args.json:
-        print(pretty_json(done))
-        return EXIT_DONE
-    print(f"restored object {done.object} of {shown_time(done.at_ms)} to {args.directory}: "
-          f"{counted(done.files, 'file')}, {counted(done.log_files, 'log file')}, {size(done.bytes)}, "
-          f"{time.monotonic() - began:.1f} s")  # fmt: skip
+    lines = [
+        f"restored object {done.object} of {shown_time(done.at_ms)} to {args.directory}: "
+        f"{counted(done.files, 'file')}, {counted(done.log_files, 'log file')}, {size(done.bytes)}, "
+        f"{time.monotonic() - began:.1f} s"
+    ]
     if number is None and not done.clean:
-        print("a server that starts on it reports the seqs that the replica may lack as lost (failover)")
+        lines.append("a server that starts on it reports the seqs that the replica may lack as lost (failover)")
     elif number is not None:
-        print("it begins a new history: all topics have new epochs, and it does not continue the replica")
-    print(f"next: topics serve --data-dir {args.directory}")
-    return EXIT_DONE
+        lines.append("it begins a new history: all topics have new epochs, and it does not continue the replica")
+    return Outcome(done, [*lines, f"next: topics serve --data-dir {args.directory}"])
