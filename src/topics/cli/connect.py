@@ -12,9 +12,9 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from topics.cli.options import one_of, option
@@ -35,15 +35,7 @@ class Target:
     source: str  # what gave the address, for messages
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
-
-
-class Choice(NamedTuple):
-    """An address as it was given, what gave it, and the file of the key. Nothing was read or checked."""
-
-    url: str
-    source: str
-    token_file: str | None
-    is_key_of_context: bool  # the key must then be sent to `url` only
+    is_key_of_context: bool = False  # the key must then be sent to `url` only
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +60,8 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], request: Callable[
 
     The names in `request` choose one of the servers of a context with routes.
     """
-    choice = choose(args, env, request)
-    token, path = args.token, choice.token_file
+    target = choose(args, env, request)
+    token, path = args.token, target.token_file
     if path is not None:
         try:
             token = Path(path).expanduser().read_text(encoding="utf-8").strip()
@@ -79,11 +71,11 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], request: Callable[
     if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
         source = "--token" if path is None else f"the key file {path}"
         raise usage(f"{source} does not hold one API key", "a key is one line of printable ASCII without spaces")
-    return Target(url=normal(choice.url), source=choice.source, token=token, token_file=path)
+    return replace(target, url=normal(target.url), token=token)
 
 
-def choose(args: argparse.Namespace, env: Mapping[str, str], request: Callable[[], Request] | None = None) -> Choice:
-    """Return the server and the key file that the options, the environment and the contexts choose. Raise `Failure`."""
+def choose(args: argparse.Namespace, env: Mapping[str, str], request: Callable[[], Request] | None = None) -> Target:
+    """Return the address as it was given, and the file of the key. Nothing is read or checked. Raise `Failure`."""
     context, url, source = None, DEFAULT_URL, "the default"
     if args.url:
         url, source = args.url, "--url"
@@ -100,10 +92,10 @@ def choose(args: argparse.Namespace, env: Mapping[str, str], request: Callable[[
     else:
         url, source = env["TOPICS_URL"], "TOPICS_URL"
     if args.token_file is not None or args.token is not None:
-        return Choice(url, source, args.token_file, is_key_of_context=False)
+        return Target(url=url, source=source, token_file=args.token_file)
     if context is not None and context.token_file is not None:
-        return Choice(url, source, context.token_file, is_key_of_context=True)
-    return Choice(url, source, env.get("TOPICS_TOKEN_FILE") or None, is_key_of_context=False)
+        return Target(url=url, source=source, token_file=context.token_file, is_key_of_context=True)
+    return Target(url=url, source=source, token_file=env.get("TOPICS_TOKEN_FILE") or None)
 
 
 def _routed(name: str, context: Context, request: Callable[[], Request] | None) -> str:

@@ -164,7 +164,9 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
         try:
             args.is_key_of_context = False
             if hasattr(args, "url"):  # chosen as other commands choose it
-                args.url, _, args.token_file, args.is_key_of_context = targets.choose(args, os.environ)
+                target = targets.choose(args, os.environ)
+                args.url, args.token_file = target.url, target.token_file
+                args.is_key_of_context = target.is_key_of_context
             report = execute(args)
         except Failure as failure:
             return _not_started(name, args, "usage", str(failure), failure.next_step or CORRECT)

@@ -276,7 +276,8 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
         set_options(dict(args.storage_option))
     if args.url or args.context or (args.lake is None and args.path is None):
-        args.url, _, args.token_file, _ = targets.choose(args, os.environ)
+        chosen = targets.choose(args, os.environ)
+        args.url, args.token_file = chosen.url, chosen.token_file
     given = {"url": args.url, "lake": args.lake, "path": args.path, "token": args.token, "tokenFile": args.token_file}
     options = {name: value for name, value in given.items() if value is not None}
     if args.lake is not None and args.url is None:
