@@ -48,6 +48,8 @@ class Caller:
     parent: Caller | None = None  # the key that a token depends on
     subject: str = ""  # of a token
     signed_by: str = ""  # the id of the key that signed a token
+    token: str = ""  # the id of a token
+    issued_ms: int = 0
     expires_ms: int | None = None
     slots: set[Slot] = field(default_factory=set)  # open event streams and WebSockets
     inflight: int = 0  # requests that are being answered

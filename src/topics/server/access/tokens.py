@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -37,7 +38,7 @@ class Tokens:
     def __init__(self, keys: tuple[TokenKey, ...], clock: Clock, find_key: Callable[[str], Caller | None]) -> None:
         self._clock = clock
         self._find_key = find_key
-        self._callers: dict[bytes, tuple[Caller, str, int]] = {}  # by the digest of the token; its id and its iat
+        self._callers: dict[bytes, Caller] = {}  # by the digest of the token
         self._revocations: dict[str, Revocation] = {}
         # Without a secret in the file, the server has one of its own, and tokens end with a restart.
         self._own = secret_key(secrets.token_hex(32))
@@ -47,9 +48,7 @@ class Tokens:
         """Sign and check with other keys from now on. Tokens of keys that are gone end."""
         self._signing = next((key for key in keys if key.algorithm == "HS256"), self._own)
         self._keys = {key.id: key for key in (*keys, self._own)}
-        for digest, (caller, _, _) in list(self._callers.items()):
-            if caller.signed_by not in self._keys:
-                self._end(digest, REVOKED)
+        self._end_all(REVOKED, lambda caller: caller.signed_by not in self._keys)
 
     # --- create
 
@@ -78,18 +77,17 @@ class Tokens:
     def find(self, secret: bytes) -> Caller:
         """Return the caller of a token. Raise `unauthorized` if it is not valid."""
         digest = sha256(secret).digest()
-        known = self._callers.get(digest)
-        if known is None:
-            known = self._checked(secret)
+        caller = self._callers.get(digest)
+        if caller is None:
+            caller = self._checked(secret)
             self._make_room()
-            self._callers[digest] = known
-        caller = known[0]
+            self._callers[digest] = caller
         if caller.expires_ms is not None and caller.expires_ms <= self._clock.now_ms():
-            self._end(digest, EXPIRED)
+            self._callers.pop(digest).end(EXPIRED)
             raise TopicsError(Code.UNAUTHORIZED, EXPIRED)
         return caller
 
-    def _checked(self, secret: bytes) -> tuple[Caller, str, int]:
+    def _checked(self, secret: bytes) -> Caller:
         """Check a token for the first time: its signature, its times, its rights, and the key that it depends on."""
         try:
             if len(secret) > MAX_TOKEN_BYTES:
@@ -119,10 +117,13 @@ class Tokens:
         if key_id is not None and (parent is None or parent.ended or rights.excess(parent.rights) is not None):
             raise TopicsError(Code.UNAUTHORIZED, "the key of the token was removed, or has other rights now")
         name = f"token {subject or token_id}" + ("" if parent is None else f" of {parent.name}")
-        caller = Caller(name, rights, counted=True, parent=parent, subject=subject, expires_ms=ends, signed_by=kid)
-        if any(self._covers(one, token_id, issued, caller) for one in self._revocations.values()):
+        caller = Caller(
+            name, rights, counted=True, parent=parent, subject=subject, signed_by=kid, token=token_id,
+            issued_ms=issued, expires_ms=ends,
+        )  # fmt: skip
+        if any(_covers(one, caller) for one in self._revocations.values()):
             raise TopicsError(Code.UNAUTHORIZED, REVOKED)
-        return caller, token_id, issued
+        return caller
 
     def _verified(self, secret: bytes) -> tuple[str, dict[str, Any]]:
         """Return the id of the key that has signed a token, and its claims. The algorithm is that of the key."""
@@ -155,7 +156,7 @@ class Tokens:
     def _make_room(self) -> None:
         """Forget the callers that were checked first and have nothing open. They are checked again if they return."""
         if len(self._callers) >= MAX_CALLERS:
-            idle = [digest for digest, (caller, _, _) in self._callers.items() if not (caller.slots or caller.inflight)]
+            idle = [digest for digest, caller in self._callers.items() if not (caller.slots or caller.inflight)]
             for digest in idle[: MAX_CALLERS // 10]:
                 del self._callers[digest]
 
@@ -164,14 +165,10 @@ class Tokens:
     def sweep(self) -> None:
         """End the callers of tokens that have expired."""
         now = self._clock.now_ms()
-        for digest, (caller, _, _) in list(self._callers.items()):
-            if caller.expires_ms is not None and caller.expires_ms <= now:
-                self._end(digest, EXPIRED)
+        self._end_all(EXPIRED, lambda caller: caller.expires_ms is not None and caller.expires_ms <= now)
 
     def key_ended(self, key: Caller) -> None:
-        for digest, (caller, _, _) in list(self._callers.items()):
-            if caller.parent is key:
-                self._end(digest, "the key of the token was removed")
+        self._end_all("the key of the token was removed", lambda caller: caller.parent is key)
 
     def revoke(self, name: str, row: Revocation | None) -> None:
         """Take a revocation of the data directory, or forget it."""
@@ -179,17 +176,19 @@ class Tokens:
             self._revocations.pop(name, None)
             return
         self._revocations[name] = row
-        for digest, (caller, token_id, issued) in list(self._callers.items()):
-            if self._covers(row, token_id, issued, caller):
-                self._end(digest, REVOKED)
+        self._end_all(REVOKED, partial(_covers, row))
 
-    def _covers(self, row: Revocation, token_id: str, issued: int, caller: Caller) -> bool:
-        kind, _, what = row.name.partition(">")
-        mine = {"token": token_id, "key": "" if caller.parent is None else caller.parent.id, "all": ""}
-        return issued < row.before_ms and mine[kind] == what
+    def _end_all(self, reason: str, holds: Callable[[Caller], bool]) -> None:
+        for digest, caller in list(self._callers.items()):
+            if holds(caller):
+                self._callers.pop(digest).end(reason)
 
-    def _end(self, digest: bytes, reason: str) -> None:
-        self._callers.pop(digest)[0].end(reason)
+
+def _covers(row: Revocation, caller: Caller) -> bool:
+    """Return whether a revocation holds for the token of a caller."""
+    kind, _, what = row.name.partition(">")
+    mine = {"token": caller.token, "key": "" if caller.parent is None else caller.parent.id, "all": ""}
+    return caller.issued_ms < row.before_ms and mine[kind] == what
 
 
 def _rights_of(claim: Any) -> tuple[Rights, str | None]:
