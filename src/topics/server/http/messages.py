@@ -126,7 +126,7 @@ class Deferred(msgspec.Struct, eq=False):
         self._response = response
         self.on_cancel = self.on_hurry = None  # the hooks often refer to this object: break the cycle
         over = self._over
-        if over is not None:  # as `_end` does it, without a call
+        if over is not None:
             self._over = None
             over(response)
         callback = self._callback
@@ -161,19 +161,15 @@ class Deferred(msgspec.Struct, eq=False):
         else:
             self._over = hook
 
-    def _end(self, response: Response | None) -> None:
-        hook = self._over
-        if hook is not None:
-            self._over = None
-            hook(response)
-
     def cancel(self) -> None:
         """Drop the answer: no client waits for it any more."""
         if self.cancelled or self._response is not None:
             return
         self.cancelled = True
         self._callback = self.on_hurry = None
-        self._end(None)
+        over, self._over = self._over, None
+        if over is not None:
+            over(None)
         hook, self.on_cancel = self.on_cancel, None
         if hook is not None:
             hook()
