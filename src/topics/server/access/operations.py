@@ -24,7 +24,6 @@ from topics.model.records import DiffRequest, WriteRequest
 from topics.model.router import PreviewRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import Authenticate, Command, CommitCommand, Ping, Publish, Subscribe, Unsubscribe, WatchRequest
-from topics.server.http.request import query_string
 from topics.server.http.request.unknown_fields import strict
 
 
@@ -42,7 +41,6 @@ CHANGES = Scope.WRITE | Scope.DELETE | Scope.ADMIN  # rights that a read does no
 CONSUME = Scope.READ | Scope.WRITE
 
 NamesIn = Callable[["Engine", str, Any], Iterable[str | UnsetType | None]]
-Effects = Callable[[Mapping[str, str]], bool]
 
 
 OPERATIONS: list[Operation] = []
@@ -54,7 +52,6 @@ class Operation(Struct, frozen=True, eq=False):
     # Names besides the target (the topic, router or schedule in the path) that the prefixes of the key must cover, by
     # their source: a field of the request, or the state. Called with the engine, the target and the decoded request.
     names: Mapping[str, NamesIn] = {}
-    effects: Effects | None = None  # whether a GET changes anything, by its query string; `protected` uses it
     activity: Activity | None = None  # the part of a token's `operations` that allows it; they never limit scope NONE
     secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
@@ -120,15 +117,11 @@ def _field(name: str) -> NamesIn:
     return lambda _, __, wanted: (getattr(wanted, name),)
 
 
-def _touches(*, default: bool) -> Effects:
-    return lambda found: query_string.flag(found, "touch", default=default)
-
-
 # --- the rows
 
 CONFIGURE_TOPIC = Operation("configure topic", Scope.ADMIN, names={"dead_letter": _dead_letter})
-READ_STATE = Operation("read state", Scope.READ, effects=_touches(default=True))
-LIST_TOPICS = Operation("list topics", Scope.READ, effects=_touches(default=False))
+READ_STATE = Operation("read state", Scope.READ)
+LIST_TOPICS = Operation("list topics", Scope.READ)
 DROP_TOPIC = Operation("drop topic", Scope.DELETE)
 APPEND = Operation("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter}, activity="publish")
 RECEIVE_WEBHOOK = Operation("receive webhook", Scope.WRITE)
@@ -151,7 +144,7 @@ WATCH = Operation("watch", Scope.READ, names={"topics": _watched}, activity="wat
 WATCH_AS_CONSUMER = Operation("watch as consumer", CONSUME, names={"topics": _watched}, activity="watch")
 COMMIT = Operation("commit", CONSUME, activity="watch")
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
-OPEN_SESSION = Operation("open session", effects=lambda found: True)
+OPEN_SESSION = Operation("open session")
 # Every command is authorised by itself. The handshake refuses pages of other sites.
 CONNECT_SOCKET = Operation("connect socket")
 AUTHENTICATE = Operation("authenticate")  # the command checks the key itself
@@ -159,7 +152,7 @@ UNSUBSCRIBE = Operation("unsubscribe")
 PING = Operation("ping")
 
 CLAIM = Operation("claim", CONSUME, activity="work")
-WORK = Operation("work", CONSUME, effects=lambda found: True, activity="work")
+WORK = Operation("work", CONSUME, activity="work")
 ACK = Operation("ack", Scope.WRITE, activity="work")
 NACK = Operation("nack", Scope.WRITE, activity="work")
 EXTEND = Operation("extend", Scope.WRITE, activity="work")

@@ -158,20 +158,24 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
 
 
 def protected(routes: list[Route], pages: Pages | None) -> list[Route]:
-    """Return the routes; GET routes with effects refuse pages of other origins."""
+    """Return the routes; GET routes with effects, which are streams and reads that are noted, refuse foreign pages."""
     return [route if pages is None or route.method != "GET" else _protected(route, pages) for route in routes]
 
 
 def _protected(route: Route, pages: Pages) -> Route:
-    handler, effects = route.handler, route.operation.effects
-    if effects is None:
+    handler, touch = route.handler, next((row for row in route.query if row.name == "touch"), None)
+    if touch is None and (not route.stream or route.operation is CONNECT_SOCKET):
         return route
+
+    def has_effects(call: Call) -> bool:
+        found = query_string.parse(call.request.query)
+        return touch is None or query_string.flag(found, touch.name, default=touch.default)
 
     def handle(services: Services, call: Call) -> Answer:
         headers = call.request.headers
         if route.stream and b"sec-fetch-site" not in headers:
             return handler(services, call)  # the handler answers an `Accept` that only a page sends with 406
-        if pages.is_foreign(headers) and effects(query_string.parse(call.request.query)):
+        if pages.is_foreign(headers) and has_effects(call):
             raise TopicsError(
                 Code.FORBIDDEN,
                 "this GET changes state, and a page of another site sent it; add its origin to TOPICS_CORS_ORIGINS, "
