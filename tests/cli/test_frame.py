@@ -75,6 +75,10 @@ def test_options_before_the_command_are_put_after_it(home: Cli) -> None:
     assert home.pipe("--url=http://h:1", "read", "orders", "--curl").out.startswith("curl -sS http://h:1/")
     assert home.pipe("--url", "http://h:1", "--curl", "append", "orders", "--", "--json").out.count("http://h:1/") == 1
     assert "http://h:1/v0/topics" in home.pipe("--url", "http://h:1", "queue", "ls", "--curl").out
+    assert "http://h:1/v0/keys" in home.pipe("--url", "http://h:1", "key", "ls", "--curl").out
+    assert (
+        "http://h:1/v0/topics/orders/schema" in home.pipe("--url=http://h:1", "schema", "show", "orders", "--curl").out
+    )
     assert "there is no option '--frm'" in home.pipe("--frm", "ls").err
 
 

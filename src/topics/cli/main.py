@@ -21,7 +21,7 @@ COMMON_OPTIONS = {
     "--json": False, "--curl": False,
 }  # fmt: skip
 # Their commands take these options.
-HAS_COMMANDS = ("queue", "schedule", "router", "consumer", "replica", "pipeline")
+HAS_COMMANDS = ("schema", "queue", "schedule", "router", "consumer", "key", "replica", "pipeline")
 VERSION_FLAGS = ("-V", "--version", "version")
 
 
