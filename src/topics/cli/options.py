@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -28,10 +29,11 @@ FILES = {"bash": "_shtab_compgen_files", "zsh": "_files", "fish": "(__fish_compl
 SHAPES = {"?": "[{}]", "+": "{}…", "*": "[{}…]"}  # of arguments, by `nargs`
 
 
-def option(usage: str, help: str = "", *, completes: str = "", **keywords: Any) -> Row:
+def option(usage: str, help: str = "", *, completes: str = "", env: str = "", **keywords: Any) -> Row:
     """Declare an option (`-n --limit N`), a switch (`--follow`) or an argument (`TOPIC`, `[PREFIX]`, `SEQ…`).
 
-    `completes` is the kind of the names with which a shell completes the value. The keywords are those of argparse.
+    `completes` is the kind of the names with which a shell completes the value. `env` is the variable that has its
+    default. The keywords are those of argparse.
     """
     *names, last = usage.split()
     if last.startswith("-"):
@@ -48,7 +50,8 @@ def option(usage: str, help: str = "", *, completes: str = "", **keywords: Any) 
             names = [keywords.pop("dest", word.lower())]
 
     def add(to: argparse._ActionsContainer) -> None:
-        action = to.add_argument(*names, help=help or None, **keywords)
+        more: dict[str, Any] = {"default": os.environ.get(env) or None} if env else {}
+        action = to.add_argument(*names, help=help or None, **keywords, **more)
         if completes:
             action.complete = _names_of(completes)  # type: ignore[attr-defined]
         elif action.nargs != 0 and action.choices is None and action.type is None:

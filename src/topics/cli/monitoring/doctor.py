@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -213,18 +212,16 @@ def _check_settings(directory: str) -> Iterator[Finding]:
         yield Finding("settings", "ok", "the TOPICS_* variables of this shell are valid")
 
 
-def _add_data_dir(parser: argparse.ArgumentParser) -> None:
-    default, help = os.environ.get("TOPICS_DATA_DIR") or None, "data directory on this machine, to check its disk"
-    option("--data-dir DIR", f"{help} [TOPICS_DATA_DIR]", default=default)(parser)
-
-
 @Command(
     "doctor",
-    options=(_add_data_dir,),
+    options=(
+        option("--data-dir DIR", "data directory on this machine, to check its disk [TOPICS_DATA_DIR]",
+               env="TOPICS_DATA_DIR"),
+    ),
     request=lambda args: get("/v0/health"),
     details="The exit status is 1 if there is a problem; warnings do not change it.",
     examples="  topics doctor\n  topics doctor --context prod --json\n",
-)
+)  # fmt: skip
 def doctor(call: Call) -> int:
     directory = call.args.data_dir
     disk = [] if directory is None else [_check_disk(directory)]

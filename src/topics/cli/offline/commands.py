@@ -24,21 +24,24 @@ if TYPE_CHECKING:
 
 TOPICS_SHOWN = 100
 NOTES_SHOWN = 20
+COLD_DIR = option(
+    "--cold-dir DIRECTORY", "directory of the server's cold segments [TOPICS_COLD_DIR]", env="TOPICS_COLD_DIR"
+)
 
 
 def register(subparsers: Subparsers) -> None:
     directory = option("DIR", "data directory of a stopped server, or a backup", dest="directory")
     examples = "  topics verify /var/lib/topics\n  topics verify /backup/topics --json\n"
-    _add(subparsers, "verify", run_verify, directory, _add_cold_dir, examples=examples)
+    _add(subparsers, "verify", run_verify, directory, COLD_DIR, examples=examples)
     directory = option("DIR", "data directory to copy", dest="directory")
     target = option("TARGET", "new directory, or an earlier backup to update")
     examples = "  topics backup /var/lib/topics /backup/topics       the same again updates it\n"
-    _add(subparsers, "backup", run_backup, directory, target, _add_cold_dir, examples=examples)
+    _add(subparsers, "backup", run_backup, directory, target, COLD_DIR, examples=examples)
     directory = option("DIR", "data directory of a stopped server", dest="directory")
-    origin = option("--from SOURCE", "a backup, or the URL of a replica [TOPICS_REPLICA]", dest="source",
-                    default=os.environ.get("TOPICS_REPLICA") or None)  # fmt: skip
+    text = "a backup, or the URL of a replica [TOPICS_REPLICA]"
+    origin = option("--from SOURCE", text, dest="source", env="TOPICS_REPLICA")
     examples = "  topics repair /var/lib/topics --from /backup/topics\n"
-    _add(subparsers, "repair", run_repair, directory, origin, _add_cold_dir, examples=examples)
+    _add(subparsers, "repair", run_repair, directory, origin, COLD_DIR, examples=examples)
     source = option("SOURCE", "the backup, or the URL of a replica (TOPICS_REPLICA)")
     directory = option("DIR", "new data directory; must be empty or absent", dest="directory")
     force = option("--force", "move an existing data directory aside")
@@ -56,12 +59,6 @@ def _add(subparsers: Subparsers, name: str, execute: Execute, *rows: Row, exampl
     as_json = option("--json", "print the result as one JSON object; without it, text, also in a pipe")
     parser = add_parser(subparsers, name, "", as_json, *rows, examples=examples)
     parser.set_defaults(execute=lambda args: guarded(execute, args))
-
-
-def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
-    default = os.environ.get("TOPICS_COLD_DIR") or None
-    text = "directory of the server's cold segments [TOPICS_COLD_DIR]"
-    option("--cold-dir DIRECTORY", text, default=default)(parser)
 
 
 # --- verify

@@ -57,8 +57,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add(verbs: Subparsers, name: str, execute: Execute, help: str, *rows: Row) -> None:
-    default = os.environ.get("TOPICS_REPLICA") or None
-    url = option("[URL]", "of the replica [TOPICS_REPLICA]", default=default)
+    url = option("[URL]", "of the replica [TOPICS_REPLICA]", env="TOPICS_REPLICA")
     parser = add_parser(verbs, name, help, url, option("--json", "print JSON, also on a terminal"), *rows)
     parser.set_defaults(execute=lambda args: guarded(execute, args))
 
