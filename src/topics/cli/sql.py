@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from topics.cli import connect as targets
 from topics.cli.options import add_parser, one_of, option
-from topics.cli.output.failures import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, Failure, usage
+from topics.cli.output.failures import EXIT_DONE, EXIT_INTERRUPTED, Failure, usage
 from topics.cli.output.screen import Screen
 from topics.cli.output.units import parse_count
 from topics.cli.pipeline import TOKENS, setting
@@ -109,11 +109,13 @@ def execute(args: argparse.Namespace) -> int:
     except (Failure, BrokenPipeError):
         raise
     except ImportError as error:
-        return _fail(f"sql needs more packages: {error}\nnext: {install_command('sql')}", EXIT_FAILED)
+        raise Failure(f"sql needs more packages: {error}", next_step=install_command("sql")) from None
     except KeyboardInterrupt:
-        return EXIT_DONE if args.watch is not None else _fail("interrupted", EXIT_INTERRUPTED)
+        if args.watch is None:
+            raise Failure("interrupted", status=EXIT_INTERRUPTED) from None
+        return EXIT_DONE
     except Exception as error:
-        return _failed(error, args)
+        raise _failure_of(error, args) from None
 
 
 def _engine(args: argparse.Namespace) -> str:
@@ -182,7 +184,8 @@ def _prompt(tables: Tables, args: argparse.Namespace) -> int:
         except BrokenPipeError:
             raise
         except Exception as error:
-            _failed(error, args)
+            failure = _failure_of(error, args)
+            Screen().fail(str(failure), failure.next_step)
     return EXIT_DONE
 
 
@@ -285,20 +288,20 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
     return options
 
 
-def _failed(error: Exception, args: argparse.Namespace) -> int:
-    """Print an error and, unless the statement itself is wrong, what to do next. Return the exit status."""
+def _failure_of(error: Exception, args: argparse.Namespace) -> Failure:
+    """Return what is reported for an error: what to do next, too, unless the statement itself is wrong."""
     from topics.spark.failures import FailureKind, explain, kind_of, next_step
     from topics.spark.sql.text import BadQuery
 
-    text, kind = explain(error), kind_of(error)
-    if "are lost (" in text:
-        text = text.partition("; with failOnDataLoss")[0] + f"\nnext: {_after_loss(args)}"
-    elif not isinstance(error, BadQuery) and kind is not FailureKind.FAILED:
-        text += f"\nnext: {next_step(error).partition(', then run')[0]}"
-    status = _fail(": ".join([*getattr(error, "__notes__", ()), text]), kind.exit_status)
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
-    return status
+    text, kind, step = explain(error), kind_of(error), ""
+    if "are lost (" in text:
+        text, step = text.partition("; with failOnDataLoss")[0], _after_loss(args)
+    elif not isinstance(error, BadQuery) and kind is not FailureKind.FAILED:
+        step = next_step(error).partition(", then run")[0]
+    message = ": ".join([*getattr(error, "__notes__", ()), text])
+    return Failure(message, status=kind.exit_status, next_step=step)
 
 
 def _after_loss(args: argparse.Namespace) -> str:
@@ -307,12 +310,6 @@ def _after_loss(args: argparse.Namespace) -> str:
     if args.url is None:
         return "the lake lacks these records: pass --url to read them from a server, or --gaps to continue without them"
     return "neither the server nor the lake has these records: pass --gaps to continue without them"
-
-
-def _fail(text: str, status: int) -> int:
-    message, _, next_step = text.partition("\nnext: ")
-    Screen().fail(message, next_step)
-    return status
 
 
 # --- the prompt: statements on one or several lines, with a history and completion
