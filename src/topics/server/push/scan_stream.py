@@ -61,23 +61,28 @@ _encode = msgspec.json.encode
 
 
 class ScanFormat:
-    """Encodes the parts of one answer. Never used by two threads at a time."""
+    """Encodes the parts of one answer: here as JSON lines. Never used by two threads at a time."""
 
-    content_type: bytes
+    def __init__(self, projection: Projection, content_type: bytes = NDJSON) -> None:
+        self._projection = projection
+        self.content_type = content_type
 
     def records(self, run: Run, step: ScanStep) -> list[bytes]:
         """Encode a run of records."""
-        raise NotImplementedError
+        return [runs.lines(run, self._projection)]
 
     def control(self, content: dict[str, Any]) -> list[bytes]:
         """Encode an object between records: a tombstone, the end, or an error."""
-        raise NotImplementedError
+        return [_encode(content), b"\n"]
 
     def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
         return self.control({"tombstone": msgspec.structs.asdict(gap) | {"epoch": step.topic.epoch}})
 
     def progress(self, next_from_seq: int) -> list[bytes]:
-        """Encode the position after a long range without matches: a reader that is cut off may continue there."""
+        """Encode the position after a long range without matches: a reader that is cut off may continue there.
+
+        A JSON line is a record, a tombstone or the end.
+        """
         return []
 
     def end(self, step: ScanStep) -> list[bytes]:
@@ -99,13 +104,13 @@ def format_for(request: Request, projection: Projection, topic: str) -> ScanForm
         if weight <= 0:
             break
         if media in (NDJSON, JSON, b"*/*", b"application/*"):
-            return NdjsonFormat(projection)
+            return ScanFormat(projection)
         if media == TEXT:
-            return NdjsonFormat(projection, content_type=TEXT_UTF8)
+            return ScanFormat(projection, TEXT_UTF8)
         if media == SEGMENTS:
             return SegmentFormat(projection)
         if media == ARROW:
-            return _arrow(projection, topic)
+            return ArrowFormat(projection, topic)
     names = ", ".join(name.decode() for name in (NDJSON, TEXT, SEGMENTS, ARROW))
     wanted = accept.decode("ascii", "replace")
     raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan cannot be answered as {wanted}; Accept must name one of {names}")
@@ -123,25 +128,9 @@ def encode(form: ScanFormat, step: ScanStep) -> bytes:
     return b"".join(parts)
 
 
-class NdjsonFormat(ScanFormat):
-    """JSON lines. Every line is a record, a tombstone or the end, so progress is not reported."""
-
-    def __init__(self, projection: Projection, *, content_type: bytes = NDJSON) -> None:
-        self._projection = projection
-        self.content_type = content_type
-
-    def records(self, run: Run, step: ScanStep) -> list[bytes]:
-        return [runs.lines(run, self._projection)]
-
-    def control(self, content: dict[str, Any]) -> list[bytes]:
-        return [_encode(content), b"\n"]
-
-
 class SegmentFormat(ScanFormat):
-    content_type = SEGMENTS
-
     def __init__(self, projection: Projection) -> None:
-        self._projection = Projection(meta=projection.meta)
+        super().__init__(Projection(meta=projection.meta), SEGMENTS)
 
     def records(self, run: Run, step: ScanStep) -> list[bytes]:
         if not self._projection.is_stored_form and run.columns.metas is not None:
@@ -158,16 +147,18 @@ class SegmentFormat(ScanFormat):
 
 
 class ArrowFormat(ScanFormat):
-    content_type = ARROW
-
-    def __init__(self, arrow: Any, projection: Projection, topic: str) -> None:
-        self._arrow = arrow
-        self._stream = arrow.StreamEncoder()
-        self._meta = projection.meta
+    def __init__(self, projection: Projection, topic: str) -> None:
+        super().__init__(projection, ARROW)
+        try:
+            self._arrow: Any = importlib.import_module("topics.arrow")  # by name: the server starts without pyarrow
+        except ImportError:
+            what = f"this server has no pyarrow; ask for {NDJSON.decode()}, or add pyarrow to the server's environment"
+            raise TopicsError(Code.NOT_ACCEPTABLE, what) from None
+        self._stream = self._arrow.StreamEncoder()
         self._topic = topic
 
     def records(self, run: Run, step: ScanStep) -> list[bytes]:
-        self._stream.write(self._arrow.record_batch(run, self._topic, meta=self._meta))
+        self._stream.write(self._arrow.record_batch(run, self._topic, meta=self._projection.meta))
         return [self._stream.take()]
 
     def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
@@ -180,17 +171,6 @@ class ArrowFormat(ScanFormat):
         if kind == "end":
             self._stream.close()
         return [self._stream.take()]
-
-
-def _arrow(projection: Projection, topic: str) -> ArrowFormat:
-    try:
-        arrow = importlib.import_module("topics.arrow")  # by name: the server starts without pyarrow
-    except ImportError:
-        raise TopicsError(
-            Code.NOT_ACCEPTABLE,
-            f"this server has no pyarrow; ask for {NDJSON.decode()}, or add pyarrow to the server's environment",
-        ) from None
-    return ArrowFormat(arrow, projection, topic)
 
 
 def _head(size_bytes: int, kind: int) -> bytes:
