@@ -29,7 +29,7 @@ from topics.server.access.caller import Reader
 from topics.server.access.operations import READ_AUDIT, Operation, Scope, read_only
 from topics.server.api.services import Services, Startup
 from topics.server.http.browser_origin import WARNINGS
-from topics.server.http.messages import JSON, NO_ROUTE, TIMED, Answer, Deferred, Request, Response, Stream, Timings
+from topics.server.http.messages import JSON, NO_ROUTE, TIMED, Answer, Request, Response, Timings, changed
 from topics.server.http.request import query_string
 from topics.server.http.request.unknown_fields import Noted, RequestDecoder, note, warning_of
 from topics.server.limits.loop_holds import Cause
@@ -245,21 +245,12 @@ def noted(services: Services, call: Call, ticket: Ticket, **detail: Any) -> Tick
 
 def with_warnings(call: Call, answer: Answer) -> Answer:
     """Return the answer with the warnings of its request. The call forgets them, so that they are added once."""
-    if call.warnings is None:
-        return answer
-    if isinstance(answer, Deferred):
-        return answer.mapped(partial(_marked, call))
-    if isinstance(answer, Stream):
-        answer.head = answer.head.with_fields((WARNINGS, json.dumps(call.warnings).encode()))
-        return answer
-    return _marked(call, answer)
+    return answer if call.warnings is None else changed(answer, partial(_marked, call))
 
 
 def with_lag(answer: Answer, standby: Standby) -> Answer:
     """Return the answer of a standby with its lag in the field `performance`, if it has that."""
-    if isinstance(answer, Deferred):
-        return answer.mapped(partial(_lagging, standby))
-    return answer if isinstance(answer, Stream) else _lagging(standby, answer)
+    return changed(answer, partial(_lagging, standby))
 
 
 def _lagging(standby: Standby, response: Response) -> Response:

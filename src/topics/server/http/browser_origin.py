@@ -16,10 +16,11 @@ Some header fields that a page cannot forge show where a request comes from:
 import ipaddress
 import re
 from collections.abc import Callable, Set
+from functools import partial
 
 from topics.config import Settings
 from topics.errors import Code, TopicsError
-from topics.server.http.messages import Answer, App, Deferred, Header, Request, Response, Stream, Upgrade
+from topics.server.http.messages import Answer, App, Header, Request, Response, Upgrade, changed
 
 EVENT_STREAM = b"text/event-stream"
 PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")
@@ -167,17 +168,11 @@ class CorsApp(App):
                 )
             return Response(204, headers=fields)
         refused = self._app.admit(request, content_length)
-        return None if refused is None else self._marked(refused, request)
+        return None if refused is None else self._marked(request, refused)
 
     def handle(self, request: Request) -> Answer:
         answer = self._app.handle(request)
-        if isinstance(answer, Response):
-            return self._marked(answer, request)
-        if isinstance(answer, Deferred):
-            return answer.mapped(lambda response: self._marked(response, request))
-        if isinstance(answer, Stream) and not isinstance(answer, Upgrade):
-            answer.head = self._marked(answer.head, request)
-        return answer
+        return answer if isinstance(answer, Upgrade) else changed(answer, partial(self._marked, request))
 
     def answer(self, request: Request) -> Answer:
         """Leave a POST of a program to the application: no cache keeps its answer, so it needs no `Vary`."""
@@ -192,7 +187,7 @@ class CorsApp(App):
     def _allows_some(self) -> bool:
         return self._any or bool(self._origins or self._of_keys())
 
-    def _marked(self, response: Response, request: Request) -> Response:
+    def _marked(self, request: Request, response: Response) -> Response:
         """Return a copy with the CORS fields. The application may keep the answer and return it again.
 
         An answer for pages of any origin has its own field, and a browser refuses two.

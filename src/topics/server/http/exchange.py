@@ -25,6 +25,7 @@ from topics.server.http.messages import (
     Response,
     Stream,
     body_bytes,
+    changed,
     with_request_id,
 )
 from topics.server.http.request.head import HeadCache, RequestHead
@@ -328,7 +329,7 @@ class ExchangeConnection(asyncio.Protocol, Generic[E]):
 
     def take(self, exchange: E, answer: Answer) -> None:
         if REQUEST_ID in exchange.head.request.headers and not isinstance(answer, Deferred):
-            answer = with_request_id(answer, exchange.head.request)
+            answer = changed(answer, partial(with_request_id, exchange.head.request))
         if not isinstance(answer, Deferred):
             self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):

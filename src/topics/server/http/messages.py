@@ -231,15 +231,21 @@ def request_id_of(request: Request) -> str:
     return given.decode() if _ID.fullmatch(given) else os.urandom(8).hex()
 
 
-def with_request_id(answer: Response | Stream, request: Request) -> Response | Stream:
-    """Return the answer with the id that the client gave the request. An error has it already."""
-    head = answer if isinstance(answer, Response) else answer.head
-    if all(name != REQUEST_ID for name, _ in head.headers):
-        head = head.with_fields((REQUEST_ID, request_id_of(request).encode()))
+def changed(answer: Answer, change: Callable[[Response], Response]) -> Answer:
+    """Return an answer whose response, or head, is what `change` returns for it."""
     if isinstance(answer, Response):
-        return head
-    answer.head = head
+        return change(answer)
+    if isinstance(answer, Deferred):
+        return answer.mapped(change)
+    answer.head = change(answer.head)
     return answer
+
+
+def with_request_id(request: Request, response: Response) -> Response:
+    """Return the response with the id that the client gave the request. An error has it already."""
+    if any(name == REQUEST_ID for name, _ in response.headers):
+        return response
+    return response.with_fields((REQUEST_ID, request_id_of(request).encode()))
 
 
 def error_response(error: TopicsError, request: Request | None = None) -> Response:
