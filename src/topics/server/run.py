@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,8 @@ async def _serve(settings: Settings, build: Build) -> int:
         app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
-    manager = ServiceManager(loop)
-    reload = partial(_reload, settings, certificate, app, manager)
+    send_life_signs(loop)
+    reload = partial(_reload, settings, certificate, app)
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(reload))
     KeyUpkeep(loop, settings, app)
     if settings.key_rules():
@@ -105,10 +105,8 @@ async def _serve(settings: Settings, build: Build) -> int:
     app.port = sockets[0].getsockname()[1]
     app.stop_server = stop.ask
     _announce(settings, sockets)
-    started = await _serve_until_stopped(
-        app, stop, manager, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC))
-    )
-    manager.stopping()
+    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, partial(app.holds.note, Cause.GC)))
+    notify_manager("STOPPING=1")
     for acceptor in acceptors:
         acceptor.close()
     if stop.failure is not None:
@@ -122,7 +120,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     return code
 
 
-async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, manager: ServiceManager, garbage: Garbage) -> bool:
+async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, garbage: Garbage) -> bool:
     """Start the application and wait for the signal to stop. Return False, and log why, if it cannot start."""
     starting = asyncio.ensure_future(app.start())
     stopping = asyncio.ensure_future(stop.asked.wait())
@@ -132,7 +130,7 @@ async def _serve_until_stopped(app: TopicsApp, stop: StopSignals, manager: Servi
             await starting
             garbage.begin()  # until the process ends: collecting what is frozen would only delay that
             log.info("ready")
-            manager.ready()
+            notify_manager("READY=1")
             await stopping
     except Exception as error:
         _cannot_start(error)
@@ -274,9 +272,9 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
         log.error("loop_error", what=str(context.get("message", "")))
 
 
-def _reload(settings: Settings, certificate: Certificate | None, app: TopicsApp, manager: ServiceManager) -> None:
+def _reload(settings: Settings, certificate: Certificate | None, app: TopicsApp) -> None:
     """Read the files of certificates, keys and webhooks again. A file that cannot be used changes nothing."""
-    manager.reloading()
+    notify_manager(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     if certificate is not None:
         try:
             certificate.reload()
@@ -285,7 +283,7 @@ def _reload(settings: Settings, certificate: Certificate | None, app: TopicsApp,
             log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
     _reload_secrets(settings, app)
     log.info("reloaded", hint="all other settings, and the keys in TOPICS_API_KEYS, change with a restart")
-    manager.ready()
+    notify_manager("READY=1")
 
 
 def _reload_secrets(settings: Settings, app: TopicsApp) -> None:
@@ -379,39 +377,21 @@ class Garbage:
             self._freeze()
 
 
-class ServiceManager:
-    """Messages to systemd, or another manager with its protocol: ready, reloading, stopping, and signs of life.
+# --- systemd, or another manager with its protocol
 
-    Sends nothing if no manager asks for it (`NOTIFY_SOCKET`, `WATCHDOG_USEC`). Signs of life come from the event loop,
-    so a manager with a watchdog restarts a server whose loop hangs.
-    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, environ: Mapping[str, str] = os.environ) -> None:
-        self._loop = loop
-        path = environ.get("NOTIFY_SOCKET", "")
-        self._address = "\0" + path[1:] if path.startswith("@") else path  # an abstract name
-        period_us = environ.get("WATCHDOG_USEC", "0")
-        if self._address and period_us.isdigit() and environ.get("WATCHDOG_PID", "") in ("", str(os.getpid())):
-            self._beat_s = int(period_us) / 2e6
-            if self._beat_s:
-                self._beat()
+def notify_manager(message: str) -> None:
+    """Send a message to the service manager, if one asks for it (`NOTIFY_SOCKET`)."""
+    if path := os.environ.get("NOTIFY_SOCKET", ""):
+        address = "\0" + path[1:] if path.startswith("@") else path  # an abstract name
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(message.encode(), address)
 
-    def ready(self) -> None:
-        self._send("READY=1")
 
-    def reloading(self) -> None:
-        """Say that settings are read again. `ready` follows."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
-
-    def stopping(self) -> None:
-        self._send("STOPPING=1")
-
-    def _beat(self) -> None:
-        self._send("WATCHDOG=1")
-        self._loop.call_later(self._beat_s, self._beat)
-
-    def _send(self, message: str) -> None:
-        if self._address:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                sender.sendto(message.encode(), self._address)
+def send_life_signs(loop: asyncio.AbstractEventLoop) -> None:
+    """Send signs of life from the event loop: a manager with a watchdog restarts a server whose loop hangs."""
+    period_us = os.environ.get("WATCHDOG_USEC", "0")
+    if period_us.isdigit() and int(period_us) and os.environ.get("WATCHDOG_PID", "") in ("", str(os.getpid())):
+        notify_manager("WATCHDOG=1")
+        loop.call_later(int(period_us) / 2e6, send_life_signs, loop)
