@@ -43,16 +43,13 @@ def of_caller(error: BaseException) -> BaseException:
 
 def failure_of(error: BaseException) -> dict[str, Any]:
     """Return `reason` and `error` of a nack from an exception, shortened to what the server takes."""
-    kind, message = type(error).__qualname__, _first_bytes(str(error), 2048)
+    kind = type(error).__qualname__
+    message = str(error).encode("utf-8", "replace")[:2048].decode(errors="ignore")
     stack = "".join(traceback.format_exception(error)).encode("utf-8", "replace")[-4096:].decode(errors="ignore")
     return {
         "reason": f"{kind}: {message}" if message else kind,
         "error": {"type": kind, "message": message, "stack": stack},
     }
-
-
-def _first_bytes(text: str, most: int) -> str:
-    return text.encode("utf-8", "replace")[:most].decode(errors="ignore")
 
 
 class Request(NamedTuple):

@@ -33,8 +33,10 @@ def revoke_tokens(services: Services, call: Call) -> Answer:
     key = None if wanted.key is None else services.keys.named(wanted.key)
     if wanted.key is not None and key is None:
         raise _not_found(wanted.key)
-    if wanted.id is None:  # an id cannot be guessed
-        _check_covers(call.caller, key)
+    caller = call.caller
+    is_covered = not caller.prefixes if key is None else key.rights.excess(caller.rights) is None
+    if wanted.id is None and (caller.parent or not is_covered):  # an id cannot be guessed
+        raise TopicsError(Code.FORBIDDEN, "the key does not cover these tokens")
     name = "all>" if key is None else f"key>{key.id}"
     before = now + 1 if wanted.before is None else wanted.before
     if wanted.id is not None:
@@ -123,11 +125,6 @@ def _found(services: Services, call: Call) -> StoredKey:
     if row.rights.excess(call.caller.rights) is not None:
         raise TopicsError(Code.FORBIDDEN, f"key {name!r} has rights that yours lacks", detail={"key": name})
     return row
-
-
-def _check_covers(caller: Caller, key: Caller | None) -> None:
-    if (caller.prefixes if key is None else key.rights.excess(caller.rights) is not None) or caller.parent:
-        raise TopicsError(Code.FORBIDDEN, "the key does not cover these tokens")
 
 
 def _check_manages(caller: Caller) -> None:
