@@ -41,6 +41,7 @@ class Healer(Struct, kw_only=True):
     nodes: tuple[str, ...] = ()  # whose records are left out
     trimmed_to: Callable[[], int] = lambda: 0  # asks the server for the last trimmed seq of this epoch
     planned: ArchivedEpoch | None = None  # an earlier state of the epoch
+    typed: tuple[str, ...] = ()  # typed columns that archived records have, if their files have them
 
     def archived(self) -> ArchivedEpoch | None:
         """Return the archived part of the epoch as of now, or None if it was never archived."""
@@ -58,7 +59,7 @@ class Healer(Struct, kw_only=True):
             return
         end = min(archived.archived_to, last)
         if first <= end:
-            for piece in self.lake.history(archived, first=first, last=end):
+            for piece in self.lake.history(archived, first=first, last=end, typed=self.typed):
                 if isinstance(piece, Gap):
                     yield piece
                 elif (kept := self._filtered(piece)).num_rows:

@@ -184,6 +184,7 @@ class Lake:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of an epoch from `first` to `last`, sorted by seq; of the newest state, or of `archived`.
 
+        A batch has those typed columns among `columns` that its file has.
         If files are replaced and removed meanwhile, the read continues in the new files, after the last yielded record.
         """
         end = LAST if last is None else last
@@ -208,6 +209,8 @@ class Lake:
 
         Files that topics has written do not overlap; files that another program has merged may.
         """
+        if len(group) > 1:  # their typed columns may differ
+            names = [name for name in names if name in SCHEMA.names]
         stored = [name for name in names if name not in PARTITIONS]
         needed = stored if "seq" in stored else [*stored, "seq"]
         batches = (batch for file in group for batch in row_groups(self.storage, file, needed, first=first, last=last))
@@ -220,12 +223,15 @@ class Lake:
                 part = batch.slice(low, high - low)
                 if "epoch" in names:
                     part = part.append_column("epoch", pa.repeat(pa.scalar(epoch, pa.int64()), len(part)))
-                yield part.select(list(names))
+                yield part.select([name for name in names if name in part.schema.names])
 
-    def history(self, archived: ArchivedEpoch, *, first: int = 1, last: int = LAST) -> Iterator[pa.RecordBatch | Gap]:
-        """Yield the records and gaps of a range, sorted by seq."""
+    def history(
+        self, archived: ArchivedEpoch, *, first: int = 1, last: int = LAST, typed: Sequence[str] = ()
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        """Yield the records and gaps of a range, sorted by seq. Batches have those `typed` columns that a file has."""
         gaps, topic, epoch = archived.gaps_in(first, last), archived.topic, archived.epoch
-        for batch in self.read(topic, epoch, first=first, last=last, archived=archived):
+        columns = [*SCHEMA.names, *typed]
+        for batch in self.read(topic, epoch, first=first, last=last, columns=columns, archived=archived):
             rest = batch
             while gaps and rest.num_rows and gaps[0].first <= rest.column("seq")[-1].as_py():
                 at = int(np.searchsorted(rest.column("seq").to_numpy(), gaps[0].first))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from topics.arrow import GAP, RECORD, SCHEMA, Cells, cells
-from topics.lake.columns import JsonFields
+from topics.lake.columns import RESERVED, JsonFields
 from topics.spark.source.plan import Span
 from topics.storage.segments.record_run import Run
 
@@ -52,6 +52,10 @@ class Batches:
         self._columns = layout.outputs
         self._schema = pa.schema([pa.field(one.name, one.arrow) for one in self._columns])
         self._fields = JsonFields(layout.fields) if layout.fields else None
+        # Whether a record is malformed follows from its text only.
+        has_malformed = any(one.of == "malformed" for one in self._columns)
+        names = {field.name for field in layout.fields}
+        self.stored = () if has_malformed or names & RESERVED else tuple(names)  # typed columns that a file may have
         self._unused = {"ts", "node", "tag", "meta"} - {one.source for one in self._columns}
 
     def records(self, piece: Run | pa.RecordBatch, span: Span) -> pa.RecordBatch:
@@ -60,7 +64,11 @@ class Batches:
             found = cells(piece, without=self._unused)
         else:
             found = Cells(*(piece.column(name) for name in Cells._fields))
-        parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
+        parsed, malformed = list[pa.Array](), list[int]()
+        if self.stored and isinstance(piece, pa.RecordBatch) and self._has_fields(piece.schema):
+            parsed = [piece.column(one.name) for one in self._columns if one.of == "field"]
+        elif self._fields is not None:
+            parsed, malformed = self._fields.parse(found.data)
         fields, columns = iter(parsed), []
         for one in self._columns:
             if one.of == "field":
@@ -72,6 +80,11 @@ class Batches:
             else:
                 columns.append(_record_column(one.source, found, span))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _has_fields(self, schema: pa.Schema) -> bool:
+        """Return whether a file has all fields of data as columns of the same types, which follow the same rules."""
+        fields = (self._schema.field(one.name) for one in self._columns if one.of == "field")
+        return all(field.name in schema.names and schema.field(field.name).type == field.type for field in fields)
 
     def gap(self, span: Span, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""

@@ -68,7 +68,7 @@ def read_span(
     """
     batches, at = Batches(layout), span.start
     where = f"reading topic {span.topic} in {span.server}"
-    for piece in _pieces(span, options, excerpt):
+    for piece in _pieces(span, options, excerpt, batches.stored):
         if isinstance(piece, int):
             at = max(at, piece)
         elif isinstance(piece, Run | pa.RecordBatch):
@@ -111,7 +111,7 @@ def _ends(piece: Run | ArchivedGap | LostRange | pa.RecordBatch) -> tuple[int, i
     return seqs[0].as_py(), seqs[-1].as_py()
 
 
-def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterator[Piece]:
+def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None, typed: tuple[str, ...]) -> Iterator[Piece]:
     if span.lost is not None:
         yield request.Tombstone(span.start, span.stop - 1, span.lost)
         yield span.stop
@@ -123,10 +123,10 @@ def _pieces(span: Span, options: ReadOptions, excerpt: Excerpt | None) -> Iterat
     elif options.lake is None:
         yield from _from_server(span, options)
     elif options.lake_only:
-        yield from _healer(span, options).lost(span.start, span.stop - 1, UNARCHIVED)
+        yield from _healer(span, options, typed).lost(span.start, span.stop - 1, UNARCHIVED)
         yield span.stop
     else:
-        yield from _healed(span, options)
+        yield from _healed(span, options, _healer(span, options, typed))
 
 
 DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query was planned
@@ -184,15 +184,15 @@ def _from_server(span: Span, options: ReadOptions) -> Iterator[Run | LostRange |
     yield span.stop
 
 
-def _healer(span: Span, options: ReadOptions) -> Healer:
+def _healer(span: Span, options: ReadOptions, typed: tuple[str, ...]) -> Healer:
     assert options.lake is not None
     return Healer(
         lake=Lake(options.lake), topic=span.topic, epoch=span.epoch, match=options.match, nodes=options.nodes,
-        planned=span.archived,
+        planned=span.archived, typed=typed,
     )  # fmt: skip
 
 
-def _healed(span: Span, options: ReadOptions) -> Iterator[Piece]:
+def _healed(span: Span, options: ReadOptions, healer: Healer) -> Iterator[Piece]:
     """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
 
     def state(epoch: int | None = None) -> State | None:
@@ -203,7 +203,6 @@ def _healed(span: Span, options: ReadOptions) -> Iterator[Piece]:
         now = state(span.epoch)
         return 0 if now is None else now.trimmed_seq or 0
 
-    healer = _healer(span, options)
     healer.trimmed_to = trimmed_to
     # The server filters records of these nodes out, unless the topic does not want that.
     if healer.nodes and (now := state()) is not None and not now.config.dedupe_node:
