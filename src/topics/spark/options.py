@@ -379,7 +379,7 @@ DEFAULT_WINDOW_MS = 7 * 24 * 3_600_000
 # so many attempts add up to about half a minute.
 PATIENT_RETRIES = 12
 
-OF_SPARK = ("checkpointlocation", "queryname")  # options that Spark's own streams read
+OF_SPARK = "queryname"  # an option that Spark's own streams read
 
 
 class WriteOptions(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -394,7 +394,7 @@ class WriteOptions(Struct, frozen=True, kw_only=True, rename="camel"):
     key_by: KeyBy = "rows"
     sort_rows: bool = False
     write_id: str | None = None
-    checkpoint: str | None = None  # of a stream, if it is a directory of this machine
+    checkpoint: str | None = field(default=None, name="checkpointLocation")  # None also if it is not a directory
 
     @property
     def creation(self) -> dict[str, Any]:
@@ -406,13 +406,9 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Return the checked options of a writer. Raise `BadOption` if one is invalid."""
     if any(key.lower() == "path" for key in given):
         raise BadOption("path: a topic is written through its server; use the options topic and url")
-    of_spark = {key.lower(): given[key] for key in given if key.lower() in OF_SPARK}
-    found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
-    checkpoint = re.sub("^file:(//)?(?=/)", "", of_spark.get("checkpointlocation", ""))
-    options = WriteOptions(
-        connection=patient(connection(found), found), checkpoint=checkpoint if checkpoint[:1] == "/" else None,
-        **converted(WriteOptions, found, WRITE),
-    )  # fmt: skip
+    found = known({key: given[key] for key in given if key.lower() != OF_SPARK}, WRITE)
+    reached = patient(connection(found), found)
+    options = WriteOptions(connection=reached, **converted(WriteOptions, found, WRITE))
     if options.window_ms is None:
         return options
     return structs.replace(options, config={**options.config, "idempotency_window_ms": options.window_ms})
@@ -445,6 +441,12 @@ def _choice(*choices: str) -> Callable[[str, str], str]:
     return converter
 
 
+def _checkpoint(name: str, text: str) -> str | None:
+    with suppress(BadOption):  # an object store
+        return _directory(name, text)
+    return None
+
+
 def _write_id(name: str, text: str) -> str:
     if not 1 <= len(text) <= 64:
         raise BadOption(f"writeId: {len(text)} characters; 1 to 64 are allowed")
@@ -454,5 +456,5 @@ def _write_id(name: str, text: str) -> str:
 WRITE: Converters = {
     "topic": valid(check_topic), "dataFormat": _choice(*get_args(DataFormat)), "createTopics": flag,
     "topicConfig": _config, "idempotencyWindowMs": at_least(0), "keyBy": _choice(*get_args(KeyBy)), "sortRows": flag,
-    "writeId": _write_id,
+    "writeId": _write_id, "checkpointLocation": _checkpoint,
 }  # fmt: skip

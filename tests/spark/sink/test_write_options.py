@@ -1,5 +1,7 @@
 """Options of the sinks: valid ones are parsed, invalid ones are named."""
 
+import os
+
 import pytest
 
 from topics.spark.options import DEFAULT_WINDOW_MS, PATIENT_RETRIES, BadOption, write_options
@@ -46,6 +48,13 @@ def test_invalid_option_is_named(name: str, value: str, message: str):
 
 
 def test_only_a_directory_keeps_requests_in_the_checkpoint():
-    wanted = {"/c": "/c", "file:/c": "/c", "file:///c": "/c", "s3a://bucket/c": None, "hdfs:///c": None, "c": None}
+    wanted = {
+        "/c": "/c",
+        "file:/c": "/c",
+        "file:///c": "/c",
+        "s3a://bucket/c": None,
+        "hdfs:///c": None,
+        "c": os.path.abspath("c"),
+    }
     found = {path: write_options({"topic": "t", "checkpointLocation": path}).checkpoint for path in wanted}
     assert found == wanted
