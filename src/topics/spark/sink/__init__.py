@@ -1,4 +1,5 @@
 """The sink `topics` for Spark: appends the rows of a batch or a micro-batch to topics, each row once.
 
-Spark calls `writers`. The other modules turn rows into requests and need no server.
+`data_source` has the writers that Spark calls. The modules here turn rows into requests; only `chunks.send` needs a
+server.
 """
