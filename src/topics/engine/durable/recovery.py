@@ -55,7 +55,7 @@ class Recovered(NamedTuple):
     lost: list[DamageReport]  # seqs that may have been in a missing part of the log
     unnoted: set[int]  # topics whose changes the ledger has not noted
     unsynced: list[tuple[str, int, bytes]]  # path, offset and bytes of the log that no sync is known to have covered
-    heads: dict[int, int]  # highest seq of each topic in the files, by topic id: the start may skip some after it
+    heads: dict[int, int]  # highest seq in the files, by topic id, of topics that skip seqs after it
 
 
 def recover(
@@ -264,7 +264,7 @@ class Recovery:
         return not only_snapshot or bool(self._entries or self._damage)
 
     def _close(self, check: lost_log.Check, *, after_power_loss: bool) -> tuple[dict[int, int], bool]:
-        """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
+        """End the replay. Return the heads in the files of topics that skip seqs, and whether one skips them now."""
         state, restored_ms = self._state, self._restored_ms
         # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
         skips = bool(self._damage or after_power_loss or state.left_ephemeral or self._routers.loses_copies())
@@ -288,12 +288,12 @@ class Recovery:
                 early = [(topic, known, topic.head) for topic, known in mixed.items()]
         if self._routers.catch_up():
             self._backlog.replay_all(state)  # so that the start takes a snapshot
-        heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
-        heads |= {topic.topic_id: known for topic, known, skipped in early if topic.head == skipped}
-        ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
+        known_heads = {topic.topic_id: known for topic, known, skipped in early if topic.head == skipped}
+        ends = [(topic, topic.head, topic.earliest) for topic in state.by_id.values()]
         _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored_ms is not None)
         self._routers.end()
-        return heads, ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
+        moved = {topic.topic_id: head for topic, head, first in ends if topic.head != head or topic.earliest != first}
+        return moved | known_heads, bool(moved)
 
 
 def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:

@@ -72,10 +72,9 @@ def forget_all(state: State, topic: Topic) -> None:
 
 def restore(state: State, topic: Topic, rows: Collection[tuple[str, int, int, int]]) -> None:
     """Restore the keys of a snapshot: rows of key, first seq, last seq and time, oldest first."""
-    if rows:
-        topic.keys = OrderedDict((key, Remembered(first, last, at_ms)) for key, first, last, at_ms in rows)
-        _add_bytes(topic, sum(map(size_bytes, topic.keys)))
-        state.keyed[topic] = None
+    topic.keys = OrderedDict((key, Remembered(first, last, at_ms)) for key, first, last, at_ms in rows)
+    _add_bytes(topic, sum(map(size_bytes, topic.keys)))
+    state.keyed[topic] = None
 
 
 def sweep(state: State, now_ms: int, *, topics: int, keys: int) -> None:

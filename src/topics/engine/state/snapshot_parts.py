@@ -208,8 +208,6 @@ def restore(
     Raise `UnknownFormat` if it has parts that no module of this version loads. The caller rebuilds `state.names` once
     all topics are back.
     """
-    if snapshot.extra and (unknown := snapshot.extra.keys() - {part.name for part in TOPIC_PARTS}):
-        raise UnknownFormat(f"topic {snapshot.name} has the part {min(unknown)!r} in the snapshot")
     config = state.shared(snapshot.config)
     topic = Topic(snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=config, totals=state.totals)
     topic.head = snapshot.head
@@ -222,7 +220,8 @@ def restore(
     if snapshot.ceiling != FIRST_CEILING:
         topic.ceiling = topic.ceiling_staged = snapshot.ceiling
     topic.count, topic.bytes = snapshot.count, snapshot.bytes
-    idempotency.restore(state, topic, snapshot.keys)
+    if snapshot.keys:
+        idempotency.restore(state, topic, snapshot.keys)
     if tail is not None and snapshot.tail is not None:
         tail.live, tail.live_bytes = snapshot.tail.live, snapshot.tail.live_bytes
         _share_numbers(topic, snapshot.tail, tail)
@@ -232,10 +231,17 @@ def restore(
     state.add(topic, index=False)
     state.totals.records += topic.count
     state.totals.bytes += topic.bytes
+    if snapshot.extra:
+        _load_parts(state, topic, snapshot)
+    return topic
+
+
+def _load_parts(state: State, topic: Topic, snapshot: snap.TopicSnapshot) -> None:
+    if unknown := snapshot.extra.keys() - {part.name for part in TOPIC_PARTS}:
+        raise UnknownFormat(f"topic {snapshot.name} has the part {min(unknown)!r} in the snapshot")
     for part in TOPIC_PARTS:
         if part.name in snapshot.extra:
             part.load(state, topic, snapshot.extra[part.name])
-    return topic
 
 
 def _share_numbers(topic: Topic, ref: snap.TailRef, tail: MemorySegment) -> None:

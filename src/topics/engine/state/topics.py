@@ -102,11 +102,14 @@ class State:
                 self.written.move_to_end(topic, last=False)
 
     def note_write(self, topic: Topic) -> None:
-        assert self.written is not None
-        self.written[topic] = None
-        self.written.move_to_end(topic)
-        if len(self.written) > self._max_written:
-            self.written.popitem(last=False)
+        written = self.written
+        assert written is not None
+        try:
+            written.move_to_end(topic)
+        except KeyError:
+            written[topic] = None
+            if len(written) > self._max_written:
+                written.popitem(last=False)
 
     def note_consumers(self, topic: Topic) -> None:
         """Update the indexes of topics with consumers, after the first or the last one of a topic came or went."""

@@ -213,7 +213,7 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
 def check(data: bytes, *, path: str) -> Footer:
     """Compare every checksum of a whole file, and return its footer. Raise `Corrupt`."""
     footer = decode_footer(data[-FOOTER_BYTES:], path=path, file_bytes=len(data))
-    end = sum_at = footer.sums_at
+    end = sum_at = HEADER_BYTES + footer.data_bytes
     if sum64(data[end : -FOOTER_BYTES - footer.count]) != footer.index_sum:
         raise Corrupt(path, end, "the index of a segment does not match its checksum")
     for at in range(HEADER_BYTES, end, CHUNK_BYTES):
@@ -228,6 +228,11 @@ def decode(data: bytes, *, path: str) -> tuple[Footer, Columns, bytes, bytes]:
     footer = check(data, path=path)
     _, columns = decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
     return footer, columns, data[HEADER_BYTES : footer.sums_at], flags_of(data, footer)
+
+
+def all_live(data: bytes, footer: Footer) -> bool:
+    """Return whether the flags of a whole file say that every record is live."""
+    return data.count(LIVE, -FOOTER_BYTES - footer.count, -FOOTER_BYTES) == footer.count
 
 
 def flags_of(data: bytes, footer: Footer) -> bytes:

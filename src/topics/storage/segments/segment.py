@@ -229,10 +229,9 @@ class MemorySegment(Segment):
         segment.live, segment.live_bytes = footer.count, footer.data_bytes
         if harmless is not None and not data.startswith(codec.MAGIC):
             harmless.append("the first bytes of a segment are damaged")
-        flags = codec.flags_of(data, footer)
-        if codec.decode_flags(flags) is not None:
+        if not codec.all_live(data, footer):
             segment.live, segment.live_bytes = segment.live_within(0, footer.count)
-            if harmless is not None and codec.damaged_flags(flags):
+            if harmless is not None and codec.damaged_flags(codec.flags_of(data, footer)):
                 harmless.append("a flag byte is damaged")
         return segment
 
