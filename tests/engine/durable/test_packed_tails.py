@@ -69,7 +69,9 @@ def test_start_shares_what_is_equal_and_no_losses():
     assert [after.engine.state.by_name[name].losses.total for name in "abcd"] == [0, 3, 0, 0]
 
 
-def test_start_reads_the_tails_of_several_files_in_pieces(monkeypatch):
+@pytest.mark.parametrize("pieces", [1, 64])
+def test_start_reads_the_tails_of_several_files_in_pieces(monkeypatch, pieces):
+    monkeypatch.setattr(snapshot_load, "PIECES", pieces)
     monkeypatch.setattr(snapshot_load, "PIECE_BYTES", 600)  # one tail and a part of the next
     server = SimServer.start(SimDisk(seed=7))
     for number in range(20):
@@ -78,7 +80,11 @@ def test_start_reads_the_tails_of_several_files_in_pieces(monkeypatch):
     server.append("t7", '"last"')
     server.checkpoint()  # t7 is in a later tails file than its neighbours
 
+    begun = len(server.disk.calls)
     after = server.stop()
+    reads = [call for call in after.disk.calls[begun:] if call.op == "pread" and call.path.endswith(".tails")]
+    assert len({call.path for call in reads}) == 2
+    assert len(reads) < 20
     for number in range(20):
         rows = after.data(f"t{number}")
         assert rows[0] == f'"{number}"'

@@ -25,7 +25,7 @@ from topics.storage.segments.segment_caches import SegmentCaches
 
 log = logs.Log("recovery")
 
-PIECE_BYTES = 256 << 10
+PIECE_BYTES, PIECES = 256 << 10, 64
 
 
 def load_topics(
@@ -55,7 +55,8 @@ def load_topics(
 def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], tuple[str, bytes]]]:
     """Give out what reads a tail, with the path of its file.
 
-    Each file is opened once and read in large pieces: all topics may share it, and it has their tails in their order.
+    Each file is opened once. The first few are read in large pieces: all topics may share one, and it has their tails
+    in their order. Of a later file, only the tails are read: there are many with a few tails each.
     """
     files: dict[int, File] = {}
     pieces: dict[int, tuple[int, bytes]] = {}  # the last one of each file, with its offset
@@ -63,8 +64,12 @@ def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], tuple[str,
     def read(ref: snap.TailRef) -> tuple[str, bytes]:
         if ref.tails not in files:
             files[ref.tails] = datadir.fs.open(datadir.tails_path(ref.tails))
-            pieces[ref.tails] = 0, b""
-        file, (begin, piece) = files[ref.tails], pieces[ref.tails]
+            if len(files) <= PIECES:
+                pieces[ref.tails] = 0, b""
+        file = files[ref.tails]
+        if ref.tails not in pieces:
+            return file.path, file.pread(ref.size, ref.offset)
+        begin, piece = pieces[ref.tails]
         at = ref.offset - begin
         if not 0 <= at <= len(piece) - ref.size:
             at, piece = 0, file.pread(max(ref.size, PIECE_BYTES), ref.offset)
