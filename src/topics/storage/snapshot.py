@@ -236,14 +236,16 @@ def _array_of(count: int) -> bytes:
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
-def decode(data: bytes, *, path: str, number: int | None = None, packed: bool = False) -> Snapshot:
+def decode(
+    data: bytes, *, path: str, number: int | None = None, packed: bool = False, bad: list[int] | None = None
+) -> Snapshot:
     """Decode the first copy that is complete. Raise `Corrupt` if neither is, or if it is not snapshot `number`.
 
     Raise `UnknownFormat` if another version of topics wrote it: its checksum is right. If `packed`, only `unpack`
-    reads the topics.
+    reads the topics. `bad` is the result of `damaged_copies`, if that was called.
     """
     half, odd = divmod(len(data), 2)
-    bad = damaged_copies(reader_of(data), len(data))
+    bad = damaged_copies(reader_of(data), len(data)) if bad is None else bad
     for copy in (0, half) if not odd and half >= _HEADER.size + 8 else ():
         if copy not in bad:
             snapshot = _decode_one(data[copy : copy + half], path, packed=packed)

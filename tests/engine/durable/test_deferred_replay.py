@@ -291,7 +291,6 @@ def test_only_recovery_and_storage_read_the_raw_map_of_topics() -> None:
         "engine",
         "lost_log",
         "recovery",
-        "snapshot_load",
         "staging",
         "storage",
         "verify",

@@ -12,7 +12,6 @@ from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, DamageReport
-from topics.model.names import AUDIT
 from topics.storage import snapshot as snap
 from topics.storage.data_layout import holds_topics
 from topics.storage.datadir import DataDir, DataDirError
@@ -42,7 +41,7 @@ def load_topics(
         with open_tails(datadir) as read_tail:
             for topic in snap.unpack(snapshot, path=datadir.snapshot_path(snapshot.wal_number)):
                 restore_topic(datadir, state, caches, topic, cold_dir, damage, read_tail)
-        state.names.rebuild(name for name in state.by_name if name != AUDIT)
+        state.index_all()
         if snapshot_parts.ROUTERS in snapshot.extra:
             table_of(state).load(snapshot.extra[snapshot_parts.ROUTERS])
         for name, rows in snapshot_parts.named_rows(state).items():

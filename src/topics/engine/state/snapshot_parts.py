@@ -205,8 +205,8 @@ def restore(
 ) -> Topic:
     """Return the topic as it was captured. A tail of None could not be read: its records are recorded as lost.
 
-    Raise `UnknownFormat` if it has parts that no module of this version loads. The caller rebuilds `state.names` once
-    all topics are back.
+    Raise `UnknownFormat` if it has parts that no module of this version loads. The caller calls
+    `state.index_all` once all topics are back.
     """
     config = state.shared(snapshot.config)
     topic = Topic(snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=config, totals=state.totals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -67,14 +67,20 @@ class State:
         return self._config
 
     def add(self, topic: Topic, *, index: bool = True) -> None:
-        """Add a topic. Without `index` the caller rebuilds `names` once it has added all."""
-        if index and topic.name not in self.by_name and topic.name != AUDIT:
-            self.names.add(topic.name)
+        """Add a topic. Without `index` the caller calls `index_all` once it has added all."""
+        if index:
+            if topic.name not in self.by_name and topic.name != AUDIT:
+                self.names.add(topic.name)
+            self.count_class(topic.config, 1)
         self.by_name[topic.name] = topic
         self.by_id[topic.topic_id] = topic
         if topic.queue is not None:
             self.queues[topic.topic_id] = topic
-        self.count_class(topic.config, 1)
+
+    def index_all(self) -> None:
+        """Rebuild `names` and `by_class`."""
+        self.names.rebuild(name for name in self.by_name if name != AUDIT)
+        self.by_class = dict(Counter(topic.config.durability for topic in self.by_id.values()))
 
     def remove(self, topic: Topic) -> None:
         del self.by_id[topic.topic_id]

@@ -119,12 +119,13 @@ def newest_snapshot(datadir: DataDir, damage: list[str], *, packed: bool = False
         path = datadir.snapshot_path(number)
         data = read_whole(datadir.fs, path)
         try:
-            snapshot = snap.decode(data, path=path, number=number, packed=packed)
+            bad = snap.damaged_copies(reader_of(data), len(data))
+            snapshot = snap.decode(data, path=path, number=number, packed=packed, bad=bad)
         except Corrupt as error:
             damage.append(DamageReport(path, error.offset, error.what))
             log.error("snapshot_damaged", file=path, reason=error.what)
             continue
-        if bad := snap.damaged_copies(reader_of(data), len(data)):
+        if bad:
             what = "one copy of the snapshot is damaged, the other was used"
             damage.append(DamageReport(path, bad[0], what, harmless=True))
             log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
