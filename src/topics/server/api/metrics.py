@@ -328,7 +328,10 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
             lost += [("", "topic reason", f"{topic.name} {reason}", seqs) for reason, seqs in by_reason.items()]
         yield None
     yield Metric("topics_topic_lost_records", "Seqs that were lost per topic and reason.", lost)
-    targets = {topic.config.dead_letter for topic in engine.state.queues.values()}
+    targets = set[str | None]()
+    for some in batches(engine.state.queues.values()):
+        targets.update(topic.config.dead_letter for topic in some)
+        yield None
     letters = {topic.name: 1 for topic in chosen if topic.name in targets}
     yield _labelled(
         "topics_topic_dead_letters", "1 for a topic that a queue moves its failed jobs to.", "topic", letters
