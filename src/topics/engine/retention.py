@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 
 from topics import logs
+from topics.engine.state.jobs.leases import left_range
 from topics.engine.state.topic import Topic
 from topics.storage.segments.cold import Cold, Needs, waiting
 from topics.storage.segments.columns import runs
@@ -271,7 +272,7 @@ def evict(topic: Topic, upto: int, reason: str, *, reads: bool = True) -> None:
         _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
     if topic.queue is not None:
-        topic.queue.left_range(start, topic.earliest)
+        left_range(topic.queue, start, topic.earliest)
     advance(topic)
 
 
@@ -330,7 +331,7 @@ def _remove_damaged(topic: Topic, segment: Segment, damage: Exception) -> bool:
         topic.own_losses().add(low, segment.end - 1, "corrupt")
         _lose(topic, segment, segment.live, segment.live_bytes)
     if topic.queue is not None:
-        topic.queue.left_range(low, segment.end)
+        left_range(topic.queue, low, segment.end)
     topic.segments.remove(segment)
     segment.release()
     if topic.earliest < low:
@@ -360,7 +361,7 @@ def lose_range(topic: Topic, damage: Damaged) -> bool:
     lost, lost_bytes = segment.mark(range(low, damage.high), LOST)
     topic.removed(lost, lost_bytes)
     if topic.queue is not None:
-        topic.queue.left_range(segment.first + low, segment.first + damage.high)
+        left_range(topic.queue, segment.first + low, segment.first + damage.high)
     advance(topic)
     return lost > 0
 
@@ -395,7 +396,7 @@ def lose_all(topic: Topic, reason: str) -> None:
     if topic.earliest > topic.head:
         return
     if topic.queue is not None:
-        topic.queue.left_range(topic.earliest, topic.head + 1)
+        left_range(topic.queue, topic.earliest, topic.head + 1)
     for segment in topic.segments:
         segment.release()
     topic.removed(topic.count, topic.bytes)

@@ -20,6 +20,7 @@ from topics.engine.queue.lease_log import Extended, Leased, Released
 from topics.engine.routers import replay as routers
 from topics.engine.schedules import verbs as schedules
 from topics.engine.schedules.verbs import ScheduleChanged, Ticked
+from topics.engine.state.jobs.leases import left_range
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.engine.write.archived import Archived
@@ -109,7 +110,7 @@ def _lose(state: State, made: entries.Append | None) -> str:
         return ""
     topic.open.drop_uncounted()
     if topic.queue is not None:
-        topic.queue.left_range(made.first, made.last + 1)
+        left_range(topic.queue, made.first, made.last + 1)
     retention.skip_to(topic, made.last + 1, "corrupt")
     return f"; topic {topic.name}, seqs {made.first} to {made.last}"
 

@@ -9,6 +9,7 @@ from topics import logs
 from topics.engine import retention
 from topics.engine.routers.graph import table_of
 from topics.engine.state import snapshot_parts
+from topics.engine.state.jobs.leases import left_range
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt, DamageReport
@@ -140,7 +141,7 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
     first = found.tail_first
     topic.removed(tail.live, tail.live_bytes)
     if topic.queue is not None:
-        topic.queue.left_range(first, topic.head + 1)
+        left_range(topic.queue, first, topic.head + 1)
     if tail.live:
         topic.own_losses().add(first, topic.head, "corrupt")
     log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)

@@ -154,7 +154,7 @@ def find_letters(
                 row
                 for row in decode_letters(b"".join(reading.body()))
                 if _is_from(row, origin)
-                and not (source.queue is not None and source.queue.is_out(row.seq))
+                and not (source.queue is not None and pick.state_of(source.queue, row.seq) == "in_flight")
                 and taking(source, row.seq) is None
             ]
             found.letters += letters

@@ -11,8 +11,7 @@ from msgspec import Struct
 from topics.engine import past_damage
 from topics.engine.state import snapshot_parts
 from topics.engine.state.jobs.job import Job, Notes
-from topics.engine.state.jobs.leases import save
-from topics.engine.state.jobs.saved import SavedLeases
+from topics.engine.state.jobs.saved import SavedLeases, load, save
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.model.queue import Why
@@ -90,7 +89,7 @@ def replay_released(state: State, topic: Topic, entry: Released) -> None:
 
 def replay_extended(state: State, topic: Topic, entry: Extended) -> None:
     if (queue := topic.queue) is not None:
-        queue.extend(queue.leased(entry.seqs), entry.deadline_ms)
+        queue.deadlines.move(queue.leased(entry.seqs), entry.deadline_ms)
 
 
 def _save(state: State, topic: Topic) -> SavedLeases | None:
@@ -101,7 +100,7 @@ def _save(state: State, topic: Topic) -> SavedLeases | None:
 
 def _load(state: State, topic: Topic, packed: msgspec.Raw) -> None:
     if topic.queue is not None:
-        topic.queue.load(msgspec.msgpack.decode(packed, type=SavedLeases))
+        load(topic.queue, msgspec.msgpack.decode(packed, type=SavedLeases))
 
 
 snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("queue", _save, _load))

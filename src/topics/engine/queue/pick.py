@@ -81,7 +81,7 @@ class Pass:
         queue.cursor = self._cursor_was
         queue.turn, queue.served = self._turns_before
         if self._rated:
-            queue.take_tokens([job.seq for job in self.jobs], -1)
+            take_tokens(queue, [job.seq for job in self.jobs], -1)
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
@@ -97,13 +97,13 @@ class Pass:
         for job in list(reclaim.values()) if self._rated else reclaim.values():
             if len(self.jobs) >= want:
                 break
-            if self._rated and (due_ms := queue.has_token_ms(job.seq)):
+            if self._rated and (due_ms := has_token_ms(queue, job.seq)):
                 queue.delay(reclaim.pop(job.seq), due_ms)
                 continue
             if job.seq < self._expiring_before or (topic.staged_deletes and taking(topic, job.seq) is not None):
                 continue
             if self._rated:
-                queue.take_tokens((job.seq,))
+                take_tokens(queue, (job.seq,))
             self._reclaimed.append(job)
             self._taken.add(job.seq)
             self.jobs.append(job)
@@ -128,7 +128,7 @@ class Pass:
             seq = fronts[chosen]
             self._taken.add(seq)
             if self._rated:
-                queue.take_tokens((seq,))
+                take_tokens(queue, (seq,))
             if seq == self._next_plain:
                 self._next_plain = None
                 jobs.append(Job(seq))
@@ -160,7 +160,7 @@ class Pass:
                 if live and seq not in self._taken and not queue.touched(seq):
                     if self.topic.staged_deletes and taking(self.topic, seq) is not None:
                         self._stays.setdefault(priority, at)
-                    elif self._rated and (due_ms := queue.has_token_ms(seq)):
+                    elif self._rated and (due_ms := has_token_ms(queue, seq)):
                         queue.wait(seq, due_ms << 4 | priority)
                     else:
                         break
@@ -253,6 +253,28 @@ class Pass:
                     delete.passed(seq)
             seq += 1
         return seq
+
+
+# --- the tokens of keys
+
+
+def has_token_ms(queue: Leases, seq: int) -> int:
+    """Return when the key of the job has a token; 0 if it has one, or needs none."""
+    rate, line = queue.topic.config.rate_per_key, queue.keys.open.get(seq)
+    if rate is None or line is None or queue.buckets.left(rate, line.key, queue.now_ms):
+        return 0
+    return queue.buckets.next_ms(rate, line.key)
+
+
+def take_tokens(queue: Leases, seqs: Iterable[int], tokens: int = 1) -> None:
+    """Take tokens for jobs from the buckets of their keys, or return them."""
+    rate = queue.topic.config.rate_per_key
+    for seq in seqs if rate is not None else ():
+        if (line := queue.keys.open.get(seq)) is not None:
+            queue.buckets.take(rate, line.key, tokens, queue.now_ms)
+
+
+# --- records
 
 
 def terms_at(topic: Topic, seq: int) -> Terms:
@@ -374,7 +396,7 @@ def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit
 
 
 def state_of(queue: Leases, seq: int) -> JobState:
-    if queue.is_out(seq):
+    if queue.held(seq) is not None or seq in queue.leaving:
         return "in_flight"
     return "delayed" if seq in queue.resting or seq in queue.later or seq in queue.exhausted else "ready"
 

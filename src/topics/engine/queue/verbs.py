@@ -85,16 +85,9 @@ class Queues:
         has one, means that no job was leased.
         """
         topic.last_read_ts = now = self._staging.clock.now_ms()
-        queue = expire(topic, now)
-        config = topic.config
+        queue, config = expire(topic, now), topic.config
         queue.claimed_in = self._staging.commits.turn
-        most = min(sum(map(_max_of, wants)), PASS_MAX_JOBS)
-        if config.max_in_flight:
-            most = max(min(most, config.max_in_flight - queue.in_flight), 0)
-        if config.rate is not None:
-            most = min(most, queue.buckets.left(config.rate, QUEUE, now))
-        if config.paused:
-            most = 0
+        most = _most(topic, queue, wants, now)
         queue.refill(most)
         moved = self.dead_letters.move(topic, now) if queue.exhausted else None
         expiring_before = retention.expiring_before(topic, now) if topic.staged_times else 0
@@ -130,23 +123,18 @@ class Queues:
         for done in claims:
             done.ready, done.others = ready, not done.jobs and bool(taken)
         if not grants or not self._writes_leases(topic):
-            if moved is None:
-                return claims, None
-            ended = Ticket()
-            moved.on_done(lambda last: _resolve(ended, last))
-            return claims, ended
-        granted = [(job, job.lease) for done in claims for job in done.jobs]
+            return claims, None if moved is None else _after(moved)
+        granted = {job.seq: (job, job.lease) for done in claims for job in done.jobs}
 
         def take_effect(_: Ticket) -> None:
             if self._unlogged:  # in the log, the new lease of a job replaces the old one
-                new = {job.seq for job, _ in granted}
-                self._unlogged = [
-                    (one, job, lease)
-                    for one, job, lease in self._unlogged
-                    if one is not topic or job.seq not in new or lease >= grants[0].first_lease
-                ]
+                first = grants[0].first_lease
+                kept = (
+                    one for one in self._unlogged if one[0] is not topic or one[1].seq not in granted or one[2] >= first
+                )
+                self._unlogged = list(kept)
 
-        return claims, self._staging.stage(topic, grants, take_effect, undo=lambda: _free(queue, granted))
+        return claims, self._staging.stage(topic, grants, take_effect, undo=lambda: _free(queue, granted.values()))
 
     def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
         """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
@@ -200,7 +188,7 @@ class Queues:
         before = [job.deadline_ms for job in jobs]
         deadline = now + (lease_ms or 0)
         if lease_ms is not None:
-            queue.extend(jobs, deadline)
+            queue.deadlines.move(jobs, deadline)
         result = _outcome(topic, node, len(jobs), skipped)
         result.deadlines = {str(job.seq): job.deadline_ms for job in jobs}
         if not jobs or lease_ms is None or not self._writes_leases(topic):
@@ -209,7 +197,7 @@ class Queues:
         def undo() -> None:
             for job, deadline_ms in zip(jobs, before, strict=True):
                 if queue.held(job.seq) is job and job.deadline_ms == deadline:
-                    queue.extend([job], deadline_ms)
+                    queue.deadlines.move([job], deadline_ms)
 
         entry = Extended(topic.topic_id, [job.seq for job in jobs], deadline)
         return self._staging.stage(topic, [entry], lambda _: result, undo=undo)
@@ -369,6 +357,15 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 # --- claim
 
 
+def _most(topic: Topic, queue: Leases, wants: list[Want], now_ms: int) -> int:
+    """Return how many jobs the wants may get together, by the settings of the queue."""
+    config = topic.config
+    most = 0 if config.paused else min(sum(map(_max_of, wants)), PASS_MAX_JOBS)
+    if config.max_in_flight:
+        most = max(min(most, config.max_in_flight - queue.in_flight), 0)
+    return most if config.rate is None else min(most, queue.buckets.left(config.rate, QUEUE, now_ms))
+
+
 def _take(topic: Topic, queue: Leases, want: int, expiring_before: int) -> tuple[list[Job], dict[int, bytes]]:
     """Take as many jobs as fit into one answer, at least one. Return them, and their records by seq, see `pick.rows`.
 
@@ -419,9 +416,18 @@ def _free(queue: Leases, granted: Iterable[tuple[Job, int]]) -> list[Job]:
     held = [job for job, lease in granted if job.lease == lease and queue.find(job.seq) is job]
     held = [job for job in held if job.seq not in queue.leaving]
     queue.release(held, due_ms=0, now_ms=0, undelivered=True)
-    queue.return_tokens(held)
+    pick.take_tokens(queue, [job.seq for job in held], -1)
+    if (rate := queue.topic.config.rate) is not None:
+        queue.buckets.take(rate, QUEUE, -len(held), queue.now_ms)
     queue.freed()
     return held
+
+
+def _after(moved: Ticket) -> Ticket:
+    """Return a ticket that is resolved after the move, without its error."""
+    ended = Ticket()
+    moved.on_done(lambda last: _resolve(ended, last))
+    return ended
 
 
 def _resolve(ended: Ticket, last: Ticket, result: Any = None, error: TopicsError | None = None) -> None:

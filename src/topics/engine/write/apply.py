@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from topics.engine import retention
 from topics.engine.state import idempotency
-from topics.engine.state.jobs.leases import undelivered
+from topics.engine.state.jobs.leases import left_range, left_taken
+from topics.engine.state.jobs.saved import undelivered
 from topics.engine.state.topic import Remembered, Topic
 from topics.engine.state.topics import State
 from topics.engine.write.removal import Chosen, choose_by_tag
@@ -93,9 +94,7 @@ def drop(state: State, topic: Topic) -> None:
     for segment in topic.segments:
         segment.release()
     topic.segments = []
-    if topic.queue is not None:
-        topic.queue.end()
-        topic.queue = None
+    topic.queue = None
     if topic.consumers is not None:
         topic.consumers = None
         state.note_consumers(topic)
@@ -213,7 +212,7 @@ def delete(topic: Topic, entry: entries.Delete, chosen: Mapping[int, Chosen] = N
             if known.count:
                 parts.append((segment.first + known.low, _delete_chosen(topic, segment, known)))
         if topic.queue is not None:
-            topic.queue.left_taken(parts)
+            left_taken(topic.queue, parts)
     retention.advance(topic)
     return before - topic.count
 
@@ -258,7 +257,7 @@ def _delete_prefix(topic: Topic, before: int) -> None:
         segment.live_bytes -= size_bytes
         topic.removed(n, size_bytes)
     if topic.queue is not None:
-        topic.queue.left_range(topic.earliest, before)
+        left_range(topic.queue, topic.earliest, before)
     topic.earliest = max(topic.earliest, before)
 
 

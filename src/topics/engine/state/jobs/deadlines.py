@@ -40,6 +40,11 @@ class LeaseDeadlines:
         for job in jobs:
             job.term = term
 
+    def move(self, jobs: list[Job], deadline_ms: int) -> None:
+        """Let the leases of these jobs end at another time."""
+        self.leave(jobs)
+        self.set(deadline_ms, jobs)
+
     def leave(self, jobs: Iterable[Job]) -> None:
         """Count jobs that are no longer leased, or get another term."""
         for job in jobs:

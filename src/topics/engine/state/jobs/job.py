@@ -78,6 +78,13 @@ class Job(Struct, eq=False):
     term: Term = NO_TERM
     notes: Notes = NOTHING
 
+    def unhold(self) -> None:
+        """Take the job from the connection that holds it, if one does."""
+        holder, self.holder = self.holder, None
+        if holder is not None:
+            holder.held.discard(self.seq)
+            holder.changed()
+
     @property
     def deadline_ms(self) -> int:
         return self.term.deadline_ms

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 
 from topics.model.topic import U64_MAX
 
+Opened = tuple[int, int]  # the seq of a job that opens later than it arrives, and its terms as in `Leases.later`
 SavedLine = tuple[str, bytes, bytes]  # the key, the seqs that are open, and `KeyLine.waiting`
 
 
@@ -29,11 +30,9 @@ class KeyLine(Struct, eq=False):
 
 
 class Keys:
-    __slots__ = ("_lines", "_most", "_opened", "blocked", "open")
+    __slots__ = ("_lines", "_most", "blocked", "open")
 
-    def __init__(self, opened: Callable[[int, int], None], per_key: int) -> None:
-        """`opened` is called with each job that opens later than it arrives, and its terms."""
-        self._opened = opened
+    def __init__(self, per_key: int) -> None:
         self._most = per_key or U64_MAX
         self._lines: dict[str, KeyLine] = {}  # those with open jobs
         self.open: dict[int, KeyLine] = {}  # by seq
@@ -52,16 +51,17 @@ class Keys:
         line.waiting.extend((seq, terms))
         return False
 
-    def left(self, seqs: Collection[int]) -> bool:
-        """Forget jobs, and open the next ones of their keys. Return whether there were any."""
+    def left(self, seqs: Collection[int]) -> list[Opened]:
+        """Forget jobs, and open the next ones of their keys. Return these."""
         self.blocked.difference_update(seqs)
         lines = [line for seq in seqs if (line := self.open.pop(seq, None)) is not None]
         for line in lines:
             line.open -= 1
-        return max([self._open_next(line) for line in lines], default=False)  # all of them: `any` would stop
+        return [one for line in lines for one in self._open_next(line)]
 
-    def _open_next(self, line: KeyLine) -> bool:
-        waiting, opened = line.waiting, False
+    def _open_next(self, line: KeyLine) -> list[Opened]:
+        waiting = line.waiting
+        opened: list[Opened] = []
         while line.open < self._most and line.at < len(waiting):
             seq, terms = waiting[line.at], waiting[line.at + 1]
             line.at += 2
@@ -69,8 +69,7 @@ class Keys:
                 self.blocked.remove(seq)
                 line.open += 1
                 self.open[seq] = line
-                self._opened(seq, terms)
-                opened = True
+                opened.append((seq, terms))
         if line.at > 1024 and line.at * 2 > len(waiting):
             del waiting[: line.at]
             line.at = 0
@@ -87,14 +86,13 @@ class Keys:
             self.open.update(dict.fromkeys(mine, line))
         self.blocked -= taken
 
-    def limit(self, per_key: int, undelivered: Callable[[], Mapping[int, int]]) -> None:
+    def limit(self, per_key: int, undelivered: Callable[[], Mapping[int, int]]) -> list[Opened]:
         """Change how many jobs of a key may be open. Jobs that were delivered stay open; `undelivered` has the terms
-        of the others.
+        of the others. Return the jobs that open.
         """
         before, self._most = self._most, per_key or U64_MAX
-        if self._most > before:
-            for line in list(self._lines.values()):
-                self._open_next(line)
+        lines = list(self._lines.values()) if self._most > before else []
+        opened = [one for line in lines for one in self._open_next(line)]
         fresh = undelivered() if self._most < before else {}
         returned: dict[KeyLine, array[int]] = {}
         for seq in sorted(self.open.keys() & fresh.keys(), reverse=True):
@@ -107,6 +105,7 @@ class Keys:
         for line, pairs in returned.items():
             pairs.reverse()
             line.waiting, line.at = pairs + line.waiting[line.at :], 0
+        return opened
 
     def save(self) -> list[SavedLine]:
         saved: list[SavedLine] = []

@@ -19,7 +19,6 @@ Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from heapq import heapify, heappop, heappush
@@ -33,7 +32,6 @@ from topics.engine.state.jobs.deadlines import STALE_MAX, LeaseDeadlines
 from topics.engine.state.jobs.job import NO_TERM, NOTHING, PRIORITIES, Holder, Job, Notes, WaitingSeqs
 from topics.engine.state.jobs.keys import Keys
 from topics.engine.state.jobs.reasons import Reasons, with_reason
-from topics.engine.state.jobs.saved import SavedJob, SavedLeases
 from topics.engine.state.jobs.unique import UniqueJobs
 from topics.model.queue import Reason, Why
 from topics.model.topic import TopicConfig
@@ -46,13 +44,36 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_deadlines", "_delays", "_now_ms", "_topic", "buckets", "by_priority", "cancelled", "check_upto", "claimed_in",
-        "cursor", "dead_letter_error", "dead_lettered", "exhausted", "freed", "keys", "last_lease", "later",
-        "leases", "leaving", "move_after_ms", "reasons", "reclaim", "resting", "served", "turn", "unique",
+        "_delays",
+        "buckets",
+        "by_priority",
+        "cancelled",
+        "check_upto",
+        "claimed_in",
+        "cursor",
+        "dead_letter_error",
+        "dead_lettered",
+        "deadlines",
+        "exhausted",
+        "freed",
+        "keys",
+        "last_lease",
+        "later",
+        "leases",
+        "leaving",
+        "move_after_ms",
+        "now_ms",
+        "reasons",
+        "reclaim",
+        "resting",
+        "served",
+        "topic",
+        "turn",
+        "unique",
     )  # fmt: skip
 
     def __init__(self, topic: Any) -> None:
-        self._topic = topic  # the `Topic` of the queue, for the number of its records
+        self.topic = topic  # the `Topic` of the queue, for the number of its records
         self.leases: dict[int, Job] = {}
         self.leaving: dict[int, Job] = {}
         self.reclaim: OrderedDict[int, Job] = OrderedDict()
@@ -72,22 +93,18 @@ class Leases:
         self.move_after_ms = 0  # no move is tried before this time: the last one failed
         self.cancelled: dict[int, str] = {}  # leased jobs that were deleted last, and their workers
         self.reasons: Reasons = topic.totals.reasons
-        self._deadlines = LeaseDeadlines(self.leases)
-        self.keys = Keys(self.wait, topic.config.max_in_flight_per_key)
+        self.deadlines = LeaseDeadlines(self.leases)
+        self.keys = Keys(topic.config.max_in_flight_per_key)
         self.unique = UniqueJobs()
         self.buckets = Buckets()
-        self._now_ms = 0  # of the last `expire`
+        self.now_ms = 0  # of the last `expire`
         self.claimed_in = -1  # the turn of the last claim: the next claims of the turn share a pass
-
-    def end(self) -> None:
-        """Break the reference cycle: a deleted queue is freed at once, also if it was frozen (see `run.Garbage`)."""
-        self.keys = Keys(lambda seq, terms: None, 0)
 
     # --- counting
 
     @property
     def in_flight(self) -> int:
-        return len(self.leases) - self._deadlines.ended + len(self.leaving)
+        return len(self.leases) - self.deadlines.ended + len(self.leaving)
 
     @property
     def delayed(self) -> int:
@@ -96,8 +113,8 @@ class Leases:
     @property
     def ready(self) -> int:
         """The number of jobs that are neither leased nor delayed. Those that wait for their key are among them."""
-        count: int = self._topic.count
-        held = len(self.leases) - self._deadlines.ended + len(self.leaving)  # as `in_flight`, without the call
+        count: int = self.topic.count
+        held = len(self.leases) - self.deadlines.ended + len(self.leaving)  # as `in_flight`, without the call
         return count - held - len(self.resting) - len(self.later) - len(self.exhausted)
 
     # --- time
@@ -108,8 +125,8 @@ class Leases:
         Leases end all at once, but at most `RECLAIM_MAX` jobs move to `reclaim`. The rest follows in later calls: a job
         that is nacked meanwhile comes before them. Takes half a microsecond per deadline, and that time for the moves.
         """
-        deadlines, delays = self._deadlines, self._delays
-        self._now_ms = now_ms
+        deadlines, delays = self.deadlines, self._delays
+        self.now_ms = now_ms
         if self.unique.ends:
             self.unique.expire(now_ms)
         if deadlines.heap and deadlines.heap[0] < now_ms:
@@ -131,7 +148,7 @@ class Leases:
         return job.due_ms == due_ms if job is not None else self.later.get(seq, -1) >> 4 == due_ms
 
     def _reclaim_ended(self) -> None:
-        jobs = self._deadlines.take_ended()
+        jobs = self.deadlines.take_ended()
         most = self.max_deliveries()
         if most:
             self.exhausted.update((job.seq, job) for job in jobs if job.deliveries >= most)
@@ -139,17 +156,24 @@ class Leases:
         else:
             self.reclaim.update((job.seq, job) for job in jobs)
         for job in jobs:
-            self._unhold(job)
+            job.unhold()
 
     def max_deliveries(self) -> int:
         """Return after how many deliveries a job is exhausted; 0 for never."""
-        config: TopicConfig = self._topic.config
+        config: TopicConfig = self.topic.config
         return 0 if config.dead_letter is None else config.max_deliveries
 
     def config_changed(self) -> None:
         """Put each job into its place again, except that jobs that were returned stay open."""
         most = self.max_deliveries()
-        self.keys.limit(self._topic.config.max_in_flight_per_key, self._undelivered)
+
+        def undelivered() -> dict[int, int]:
+            """Return the jobs with terms that were never delivered, and their terms as in `later`."""
+            waiting = {seq: at for at, one in self.by_priority.items() for seq in one.seqs[one.at :]} | self.later
+            return {seq: terms for seq, terms in waiting.items() if self.find(seq) is None}
+
+        for opened in self.keys.limit(self.topic.config.max_in_flight_per_key, undelivered):
+            self.wait(*opened)
         blocked = self.keys.blocked
         for seq in blocked & self.later.keys():
             del self.later[seq]
@@ -163,46 +187,21 @@ class Leases:
         self.move_after_ms = 0
         self.freed()
 
-    def _undelivered(self) -> dict[int, int]:
-        """Return the jobs with terms that were never delivered, and their terms as in `later`."""
-        waiting = {seq: at for at, one in self.by_priority.items() for seq in one.seqs[one.at :]} | self.later
-        return {seq: terms for seq, terms in waiting.items() if self.find(seq) is None}
-
-    def has_token_ms(self, seq: int) -> int:
-        """Return when the key of the job has a token; 0 if it has one, or needs none."""
-        rate, line = self._topic.config.rate_per_key, self.keys.open.get(seq)
-        if rate is None or line is None or self.buckets.left(rate, line.key, self._now_ms):
-            return 0
-        return self.buckets.next_ms(rate, line.key)
-
-    def take_tokens(self, seqs: Iterable[int], tokens: int = 1) -> None:
-        """Take tokens for jobs from the buckets of their keys, or return them."""
-        rate = self._topic.config.rate_per_key
-        for seq in seqs if rate is not None else ():
-            if (line := self.keys.open.get(seq)) is not None:
-                self.buckets.take(rate, line.key, tokens, self._now_ms)
-
-    def return_tokens(self, jobs: list[Job]) -> None:
-        """Return the tokens of jobs that no worker got."""
-        self.take_tokens([job.seq for job in jobs], -1)
-        if (rate := self._topic.config.rate) is not None:
-            self.buckets.take(rate, QUEUE, -len(jobs), self._now_ms)
-
     def refill(self, jobs: int) -> None:
         """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
         # Bound: each round looks at `RECLAIM_MAX` of them. A claim takes longer to answer than to move what it takes.
-        while self._deadlines.ending and len(self.reclaim) < jobs:
+        while self.deadlines.ending and len(self.reclaim) < jobs:
             self._reclaim_ended()
 
     def next_ms(self) -> int | None:
         """Return when `expire` will next have something to do; None for never."""
-        if self._deadlines.ending:
+        if self.deadlines.ending:
             return 0
         # Bound: each round removes one entry of the heap.
         while self._delays and not self._is_due(*self._delays[0]):
             heappop(self._delays)
-        times = [self._deadlines.next_ms(), self._delays[0][0] if self._delays else None]
-        if (rate := self._topic.config.rate) is not None and not self.buckets.left(rate, QUEUE, self._now_ms):
+        times = [self.deadlines.next_ms(), self._delays[0][0] if self._delays else None]
+        if (rate := self.topic.config.rate) is not None and not self.buckets.left(rate, QUEUE, self.now_ms):
             times.append(self.buckets.next_ms(rate, QUEUE))
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
@@ -222,7 +221,7 @@ class Leases:
 
     def wait(self, seq: int, packed: int) -> None:
         """Put a job that was never delivered into its place. `packed` is due_ms * 16 + priority."""
-        if packed >> 4 > self._now_ms:
+        if packed >> 4 > self.now_ms:
             self.later[seq] = packed
             heappush(self._delays, (packed >> 4, seq))
         else:
@@ -233,7 +232,10 @@ class Leases:
         self.forget(seqs)
         if self.unique.pending:
             self.unique.left(seqs)
-        if (self.keys.open and self.keys.left(seqs)) or self._topic.config.max_in_flight:
+        opened = self.keys.left(seqs) if self.keys.open else []
+        for one in opened:
+            self.wait(*one)
+        if opened or self.topic.config.max_in_flight:
             self.freed()
 
     def forget(self, seqs: Collection[int]) -> None:
@@ -245,10 +247,10 @@ class Leases:
                 job = leaving[seq]
                 del leaving[seq]
                 if job.holder is not None:
-                    self._unhold(job)
+                    job.unhold()
             elif (job := self.leases.pop(seq, None)) is not None:
-                self._deadlines.leave((job,))
-                self._unhold(job)
+                self.deadlines.leave((job,))
+                job.unhold()
                 self.cancelled[seq] = job.node
                 if len(self.cancelled) > CANCELLED_MAX:
                     del self.cancelled[next(iter(self.cancelled))]
@@ -258,32 +260,11 @@ class Leases:
             if job is not None and job.notes is not NOTHING:
                 self.reasons.keep(job, NOTHING)
 
-    def left_range(self, low: int, high: int) -> None:
-        """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
-        touched = self._touched()
-        if high - low > touched:
-            self.left([seq for place in self._places() for seq in place if low <= seq < high])
-        elif touched:
-            self.left(range(low, high))
-
-    def left_taken(self, parts: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
-        """Forget the jobs with seqs `first + i` for which `taken[i]` is 1, for each `(first, taken)` in `parts`."""
-        if not parts or not self._touched():
-            return
-        touched = np.sort(np.array([seq for place in self._places() for seq in place], np.int64))
-        for first, taken in parts:
-            low, high = np.searchsorted(touched, (first, first + len(taken)))
-            mine = touched[low:high]
-            self.left(mine[taken[mine - first] > 0].tolist())
-
-    def _places(self) -> list[Collection[int]]:
+    def places(self) -> list[Collection[int]]:
         return [
             self.leases, self.leaving, self.reclaim, self.resting, self.exhausted, self.later,
             self.keys.open, self.keys.blocked, self.unique.pending,
         ]  # fmt: skip
-
-    def _touched(self) -> int:
-        return sum(map(len, self._places()))
 
     # --- leases
 
@@ -298,31 +279,24 @@ class Leases:
             job.node, job.lease, job.holder = node, lease, holder
             job.deliveries += 1
             leases[job.seq] = job
-        self._deadlines.set(deadline_ms, jobs)
+        self.deadlines.set(deadline_ms, jobs)
         self.last_lease = max(self.last_lease, first_lease + len(jobs) - 1)
         if holder is not None:
             holder.held.update(job.seq for job in jobs)
 
-    def extend(self, jobs: list[Job], deadline_ms: int) -> None:
-        self._deadlines.leave(jobs)
-        self._deadlines.set(deadline_ms, jobs)
-
     def take_out(self, jobs: list[Job]) -> None:
         """Keep leased jobs from all other verbs while an entry about them is on its way to the log."""
-        self._deadlines.leave(jobs)
+        self.deadlines.leave(jobs)
         for job in jobs:
             del self.leases[job.seq]
             self.leaving[job.seq] = job
 
     def put_back(self, jobs: Iterable[Job]) -> None:
         """Undo `take_out`: the log refused the entry."""
-        again: dict[int, list[Job]] = {}
         for job in jobs:
             if self.leaving.pop(job.seq, None) is not None:
                 self.leases[job.seq] = job
-                again.setdefault(job.deadline_ms, []).append(job)
-        for deadline_ms, group in again.items():
-            self._deadlines.set(deadline_ms, group)
+                self.deadlines.set(job.deadline_ms, [job])
 
     def release(
         self, jobs: Iterable[Job], *, due_ms: int, now_ms: int, undelivered: bool = False, why: Why | None = None
@@ -331,10 +305,10 @@ class Leases:
         most = self.max_deliveries()
         for job in jobs:
             if self.leases.pop(job.seq, None) is not None:
-                self._deadlines.leave((job,))
+                self.deadlines.leave((job,))
             elif self.leaving.pop(job.seq, None) is None and not (undelivered and self._take_ended(job.seq)):
                 continue  # deleted in between
-            self._unhold(job)
+            job.unhold()
             job.term = NO_TERM
             job.deliveries -= undelivered
             if why is not None:
@@ -347,7 +321,7 @@ class Leases:
             else:
                 self.reclaim[job.seq] = job
         if len(self._delays) > 2 * self.delayed + STALE_MAX:
-            self._sort_delays()
+            self.sort_delays()
 
     def _take_ended(self, seq: int) -> Job | None:
         """Take out a job whose lease has ended. Return it, if there is one."""
@@ -358,7 +332,7 @@ class Leases:
         self.resting[job.seq] = job
         heappush(self._delays, (due_ms, job.seq))
 
-    def _sort_delays(self) -> None:
+    def sort_delays(self) -> None:
         """Rebuild the heap, without jobs that have left."""
         self._delays = [(job.due_ms, seq) for seq, job in self.resting.items()]
         self._delays += [(packed >> 4, seq) for seq, packed in self.later.items()]
@@ -389,9 +363,6 @@ class Leases:
         job = self.leases.get(seq)
         return None if job is None or job.term.ended else job
 
-    def is_out(self, seq: int) -> bool:
-        return self.held(seq) is not None or seq in self.leaving
-
     def find(self, seq: int) -> Job | None:
         """Return the job if it was ever delivered."""
         for place in (self.leases, self.leaving, self.reclaim, self.resting, self.exhausted):
@@ -399,75 +370,23 @@ class Leases:
                 return job
         return None
 
-    def load(self, saved: SavedLeases) -> None:
-        """Add the jobs of a snapshot to a queue that has none."""
-        self.dead_lettered, self.last_lease, self.cancelled = saved.dead_lettered, saved.last_lease, saved.cancelled
-        for priority, packed in enumerate(saved.by_priority):
-            if packed:
-                self.by_priority[priority].seqs.frombytes(packed)
-        pairs = array("Q")
-        pairs.frombytes(saved.later)
-        self.later.update(zip(pairs[::2], pairs[1::2], strict=True))
-        self._sort_delays()
-        self.keys.load(saved.keys)
-        for unique in saved.unique:
-            self.unique.add(*unique)
-        most = self.max_deliveries()
-        for one in saved.out:
-            job = Job(one.seq, one.priority, one.deliveries)
-            self.check_upto = max(self.check_upto, one.seq)
-            if one.lease:
-                job.lease, job.node = one.lease, one.node
-                self.leases[one.seq] = job
-                self._deadlines.set(one.deadline_ms, [job])
-            elif most and one.deliveries >= most:
-                self.exhausted[one.seq] = job
-            elif one.due_ms:
-                self.delay(job, one.due_ms)
-            else:
-                self.reclaim[one.seq] = job
-            if one.reasons:
-                self.reasons.keep(job, Notes(tuple(one.reasons)))
 
-    def _unhold(self, job: Job) -> None:
-        holder, job.holder = job.holder, None
-        if holder is not None:
-            holder.held.discard(job.seq)
-            holder.changed()
+# --- ranges of seqs
 
 
-# --- the part of a snapshot
+def left_range(queue: Leases, low: int, high: int) -> None:
+    """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
+    touched = sum(map(len, queue.places()))
+    if high - low > touched:
+        queue.left([seq for place in queue.places() for seq in place if low <= seq < high])
+    elif touched:
+        queue.left(range(low, high))
 
 
-def save(queue: Leases, *, durable: bool, kept: bool) -> SavedLeases:
-    """Return what a snapshot keeps: with leases if `durable`, nothing of the records unless `kept`."""
-    saved = SavedLeases(queue.dead_lettered, queue.last_lease)
-    if not kept:
-        return saved
-    by_priority: list[list[int]] = [[] for _ in range(PRIORITIES)]
-    for priority, waiting in queue.by_priority.items():
-        by_priority[priority] = waiting.seqs[waiting.at :].tolist()
-    places = queue.leases, queue.leaving, queue.reclaim, queue.resting, queue.exhausted
-    out = [job for place in places for job in place.values()]
-    for job in out:
-        if durable:
-            held = job.seq in queue.leases or (job.seq in queue.leaving and job.term is not NO_TERM)
-            lease = job.lease if held else 0
-            due_ms = job.due_ms if job.seq in queue.resting else 0
-            fields = job.seq, job.priority, job.deliveries, due_ms, lease, job.node, job.deadline_ms
-            saved.out.append(SavedJob(*fields, queue.reasons_of(job, expired=False if lease else None)))
-        elif job.priority is not None:
-            by_priority[job.priority].append(job.seq)
-    saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
-    saved.later = array("Q", [part for pair in queue.later.items() for part in pair]).tobytes()
-    saved.keys, saved.unique = queue.keys.save(), queue.unique.save()
-    saved.cancelled = dict(queue.cancelled) if durable else {}
-    return saved
-
-
-def undelivered(queue: Leases, topic: Any) -> Leases:
-    """Return the queue as a restart finds it without durable leases: with all its jobs, and none delivered."""
-    found = Leases(topic)
-    found.load(save(queue, durable=False, kept=True))
-    queue.left([seq for place in queue._places() for seq in place])
-    return found
+def left_taken(queue: Leases, parts: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
+    """Forget the jobs with seqs `first + i` for which `taken[i]` is 1, for each `(first, taken)` in `parts`."""
+    touched = np.sort(np.array([seq for place in queue.places() for seq in place], np.int64))
+    for first, taken in parts if len(touched) else ():
+        low, high = np.searchsorted(touched, (first, first + len(taken)))
+        mine = touched[low:high]
+        queue.left(mine[taken[mine - first] > 0].tolist())
