@@ -123,8 +123,8 @@ def test_record_does_not_expire_between_the_acks_of_one_entry():
     assert (staged(shop), first.value().done, second.value().done) == (0, 1, 1)
 
 
-def test_entry_has_a_limited_number_of_jobs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(acks, "SHARED_MAX_JOBS", 3)
+def test_entry_has_a_limited_number_of_acks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(acks, "SHARED_MAX", 1)
     shop = shop_with_leases()
     tickets = [ack(shop, "a", 1, 2), ack(shop, "b", 3, 4), ack(shop, "c", 5)]
     assert staged(shop) == 2

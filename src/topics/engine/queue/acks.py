@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain
-from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct
 
@@ -13,14 +12,12 @@ from topics.engine.state.jobs.job import Job
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
-from topics.engine.write.removal import Chosen
+from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
 from topics.engine.write.uploads import GATES
 from topics.storage.log import entry as entries
 
-SHARED_MAX_JOBS = 4096  # of one entry; it takes effect in one step
-
-_seq_of = attrgetter("seq")
+SHARED_MAX = 256  # acks that follow one; an entry takes effect in one step
 
 
 class Outcome(Struct):
@@ -42,13 +39,14 @@ class Outcome(Struct):
         return [seq for seq in self.skipped if known.get(seq) == self.node]
 
 
-class AckBatch(Struct, eq=False):
-    """The acks that share an entry: for each its worker, its jobs by seq, and the seqs that it skips."""
+class Ack(Struct, eq=False):
+    """One request: its worker, its jobs by seq, the seqs that it skips, and what was found of its records."""
 
-    acks: list[tuple[str, dict[int, Job], list[int]]]
-    count: int  # of the jobs
-    kept: list[object]  # see `Removal`
-    chosen: Mapping[int, Chosen]
+    node: str
+    jobs: dict[int, Job]
+    skipped: list[int]
+    found: Removal
+    delete: entries.Delete | None = None  # of the ack that leads: the entry of all that follow it
 
 
 class Acks:
@@ -65,56 +63,49 @@ class Acks:
         found = removal.by_seq(topic, sorted(done))
         queue, leader = leases_of(topic), topic.leader
         queue.take_out(jobs)
-        batch = None if leader is None else leader.entry
-        if (
-            type(batch) is AckBatch and batch.count + len(jobs) <= SHARED_MAX_JOBS
-            and not batch.chosen and not found.chosen
-        ):  # fmt: skip
-            batch.acks.append((node, done, skipped))
-            batch.count += len(jobs)
-            batch.kept += found.kept
-            ticket = Ticket(topic)
-            leader.followers = leader.followers or []
-            leader.followers.append(ticket)
-            return ticket
-        acks = [(node, done, skipped)]
-        ticket = Ticket(topic, None, self._take_effect, AckBatch(acks, len(jobs), found.kept, found.chosen))
-        ticket.undo = lambda: queue.put_back(chain.from_iterable(jobs.values() for _, jobs, _ in acks))
-        ticket.at_ms, ticket.close = now_ms, self._close
+        ticket = Ticket(topic, entry=Ack(node, done, skipped, found))
+        if leader is not None and type(leader.entry) is Ack and not (leader.entry.found.chosen or found.chosen):
+            if len(leader.followers) < SHARED_MAX:
+                leader.followers.append(ticket)
+                return ticket
+        followers: list[Ticket] = []
+        ticket.followers = followers
+
+        def undo() -> None:
+            for one in (ticket, *followers):
+                queue.put_back(one.entry.jobs.values())
+
+        ticket.apply, ticket.undo, ticket.at_ms, ticket.close = self._take_effect, undo, now_ms, _close
         durability = topic.config.durability
         if self._staging.logged and durability != "ephemeral":
             ticket.frame, ticket.gated = b"", GATES[durability]  # `_close` adds the entry, behind what routers need
         self._staging.commits.stage(ticket)
         return ticket
 
-    def _close(self, leader: Ticket) -> None:
-        """Make the entry: the turn ends."""
-        batch: AckBatch = leader.entry
-        assert leader.topic is not None
-        assert leader.at_ms is not None
-        seqs = sorted(chain.from_iterable(jobs for _, jobs, _ in batch.acks))
-        entry = entries.Delete(leader.topic.topic_id, 0, None, "", leader.at_ms, seqs, done=True)
-        leader.entry = batch, entry
-        if isinstance(leader.frame, bytes):
-            leader.frame = entries.encode(entry, after=leader.frame)
-
-    def _take_effect(self, leader: Ticket) -> Outcome:
-        batch, entry = leader.entry
-        topic = leader.topic
+    def _take_effect(self, leader: Ticket) -> Any:
+        topic, entry, tickets = leader.topic, leader.entry.delete, (leader, *(leader.followers or ()))
         assert topic is not None
-        queue = leases_of(topic)
         if topic.config.ttl_ms:
             retention.expire(topic, entry.at_ms)
-        leaving = queue.leaving
+        queue, leaving = leases_of(topic), leases_of(topic).leaving
         # Those that are missing were evicted, or had expired before the ack was staged.
-        gone = [sorted(jobs.keys() - leaving.keys()) for _, jobs, _ in batch.acks]
-        apply.delete(topic, entry, batch.chosen)
-        self.total += batch.count - sum(map(len, gone))
+        gone = [sorted(seq for seq in one.entry.jobs if seq not in leaving) for one in tickets]
+        apply.delete(topic, entry, leader.entry.found.chosen)
         ready, in_flight = queue.ready, queue.in_flight
-        outcomes = [
-            Outcome(topic, node, len(jobs) - len(evicted), skipped + evicted, ready, in_flight)
-            for (node, jobs, skipped), evicted in zip(batch.acks, gone, strict=True)
-        ]
-        for follower, outcome in zip(leader.followers or (), outcomes[1:], strict=True):
-            follower.result = outcome
-        return outcomes[0]
+        for ticket, evicted in zip(tickets, gone, strict=True):
+            ack = ticket.entry
+            acked = len(ack.jobs) - len(evicted)
+            self.total += acked
+            ticket.result = Outcome(topic, ack.node, acked, ack.skipped + evicted, ready, in_flight)
+        return leader.result
+
+
+def _close(leader: Ticket) -> None:
+    """Make the entry: the turn ends."""
+    ack: Ack = leader.entry
+    assert leader.topic is not None
+    assert leader.at_ms is not None
+    seqs = sorted(chain(ack.jobs, *(one.entry.jobs for one in leader.followers or ())))
+    ack.delete = entries.Delete(leader.topic.topic_id, 0, None, "", leader.at_ms, seqs, done=True)
+    if isinstance(leader.frame, bytes):
+        leader.frame = entries.encode(ack.delete, after=leader.frame)
