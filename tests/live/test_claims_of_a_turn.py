@@ -9,12 +9,13 @@ import pytest
 from msgspec import Raw
 
 from tests.live.manual import manual_app
-from topics.engine.queue import verbs
+from tests.live.test_job_waiters import Worker
+from topics.engine.queue import pick, verbs
 from topics.engine.queue.verbs import Claimed, Want
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, WriteRequest
-from topics.model.topic import ConfigPatch
+from topics.model.topic import ConfigPatch, Rate
 from topics.server.http.messages import Deferred, Request, Response
 
 HEADERS = {b"content-type": b"application/json"}
@@ -34,9 +35,9 @@ class Shop:
         self.passes: list[int] = []
         claim = self.engine.queues.claim
 
-        def counted(topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
+        def counted(topic: Topic, wants: list[Want], *, in_order: bool = False) -> tuple[list[Claimed], Ticket | None]:
             self.passes.append(len(wants))
-            return claim(topic, wants)
+            return claim(topic, wants, in_order=in_order)
 
         monkeypatch.setattr(self.engine.queues, "claim", counted)
 
@@ -89,12 +90,48 @@ def test_next_turn_begins_with_the_next_write(monkeypatch: pytest.MonkeyPatch):
     assert shop.passes == [1, 1]
 
 
-def test_claims_of_a_turn_share_few_jobs_evenly(monkeypatch: pytest.MonkeyPatch):
-    shop = Shop(monkeypatch, jobs=7)
+def test_claims_of_a_turn_get_few_jobs_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=10)
     assert seqs(shop.claim("a")) == [1]
     answers = [shop.claim(node, 6) for node in "bcd"]
+    for _ in range(4):
+        shop.loop.turn()
+    assert [seqs(answer) for answer in answers] == [[2, 3, 4, 5, 6, 7], [8, 9, 10], []]
+    assert shop.loop.soon == []
+
+
+@pytest.mark.parametrize("limit", [{"max_in_flight": 6}, {"rate": Rate(per_s=0.1, burst=6)}])
+def test_limits_of_the_queue_cut_off_the_last_claims_of_a_turn(monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any]):
+    shop = Shop(monkeypatch, jobs=10, **limit)
+    assert seqs(shop.claim("a")) == [1]
+    answers = [shop.claim(node, 3) for node in "bcd"]
+    for _ in range(4):
+        shop.loop.turn()
+    assert [seqs(answer) for answer in answers] == [[2, 3, 4], [5, 6], []]
+
+
+def test_claims_of_a_turn_whose_records_do_not_fit_into_one_answer_get_them_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pick, "MAX_BATCH_BYTES", 250)  # some six records
+    shop = Shop(monkeypatch, jobs=10)
+    shop.claim("a")
+    answers = [shop.claim(node, 3) for node in "bcd"]
+    for _ in range(4):
+        shop.loop.turn()
+    assert [seqs(answer) for answer in answers] == [[2, 3, 4], [5, 6, 7], [8, 9, 10]]
+    assert len(shop.passes) > 2
+
+
+def test_claim_of_this_turn_comes_before_clients_that_wait(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=1)
+    assert seqs(shop.claim("a")) == [1]
+    waits = shop.claim("b", 2, wait_ms=5000)
     shop.loop.turn()
-    assert [len(seqs(answer) or ()) for answer in answers] == [2, 2, 2]
+    shop.engine.append("q", WriteRequest([NewRecord(data=Raw(b"1"))] * 3))
+    shop.engine.flush()
+    first, fresh = shop.claim("c"), shop.claim("d")
+    for _ in range(4):
+        shop.loop.turn()
+    assert (seqs(first), seqs(fresh), seqs(waits)) == ([2], [3], [4])
 
 
 def test_claim_that_a_full_pass_leaves_out_gets_jobs_from_the_next_one(monkeypatch: pytest.MonkeyPatch):
@@ -157,3 +194,24 @@ def test_drain_answers_claims_that_share_a_pass(monkeypatch: pytest.MonkeyPatch)
     answer = shop.claim("b")
     shop.app.begin_drain()
     assert seqs(answer) == []
+
+
+def test_claims_of_a_turn_do_not_ask_the_streams_that_are_full(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=4)
+    asked: list[str] = []
+
+    class Full(Worker):
+        def want(self) -> Want | None:
+            asked.append(self.node)
+            return None
+
+    shop.app.services.job_waiters.join(shop.engine.topics["q"], Full("stream"))
+    shop.loop.turn()
+    assert asked == ["stream"]
+    shop.claim("a")
+    second = shop.claim("b")
+    shop.loop.turn()
+    assert (seqs(second), asked, shop.loop.soon) == ([2], ["stream"], [])
+    shop.write(1)
+    shop.loop.turn()
+    assert asked == ["stream", "stream"]

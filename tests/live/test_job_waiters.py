@@ -13,6 +13,8 @@ from topics.model.topic import ConfigPatch
 class Worker:
     """Waits for one job at a time, and keeps waiting."""
 
+    fresh = False
+
     def __init__(self, node: str) -> None:
         self.node = node
         self.jobs: list[int] = []

@@ -8,9 +8,10 @@ removes: an ack has it in `leaving`, a delete or a move in `staged_deletes`. Lea
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import accumulate, count, islice
 from operator import attrgetter
 from typing import Any
 
@@ -78,28 +79,30 @@ class Queues:
             raise not_a_queue(name)
         return topic
 
-    def claim(self, topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
+    def claim(self, topic: Topic, wants: list[Want], *, in_order: bool = False) -> tuple[list[Claimed], Ticket | None]:
         """Serve all wants in one pass, each with its share. Return a ticket if the workers have to wait for the log.
 
+        With `in_order`, as if each had its own pass: those that get no jobs although `others` did need another pass.
         Jobs that were delivered too often are in the dead-letter topic once the ticket is resolved. Its error, if it
         has one, means that no job was leased.
         """
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue, config = expire(topic, now), topic.config
         queue.claimed_in = self._staging.commits.turn
-        most = _most(topic, queue, wants, now)
+        wholes = list(accumulate(map(_max_of, wants))) if in_order else []
+        most = _whole(wholes, _most(topic, queue, wants, now))
         queue.refill(most)
         moved = self.dead_letters.move(topic, now) if queue.exhausted else None
         expiring_before = retention.expiring_before(topic, now) if topic.staged_times else 0
         try:
-            taken, rendered = _take(topic, queue, most, expiring_before)
+            taken, rendered = _take(topic, queue, most, wholes, expiring_before)
         except Damaged:
-            taken, rendered = past_damage.read(topic, lambda: _take(topic, queue, most, expiring_before))
+            taken, rendered = past_damage.read(topic, lambda: _take(topic, queue, most, wholes, expiring_before))
         self.claimed_total += len(taken)
         if config.rate is not None:
             queue.buckets.take(config.rate, QUEUE, len(taken), now)
         claims, grants = [], []
-        shares = [taken] if len(wants) == 1 else divide(taken, [want.max for want in wants])
+        shares = [taken] if len(wants) == 1 else divide(taken, [want.max for want in wants], in_order=in_order)
         for want, jobs in zip(wants, shares, strict=True):
             jobs.sort(key=_seq_of)
             if not jobs:
@@ -121,7 +124,7 @@ class Queues:
             claims.append(Claimed(topic, rows, jobs, 0, first))
         ready = queue.ready
         for done in claims:
-            done.ready, done.others = ready, not done.jobs and bool(taken)
+            done.ready, done.others = ready, in_order and not done.jobs and bool(taken)
         if not grants or not self._writes_leases(topic):
             return claims, None if moved is None else _after(moved)
         granted = {job.seq: (job, job.lease) for done in claims for job in done.jobs}
@@ -366,7 +369,17 @@ def _most(topic: Topic, queue: Leases, wants: list[Want], now_ms: int) -> int:
     return most if config.rate is None else min(most, queue.buckets.left(config.rate, QUEUE, now_ms))
 
 
-def _take(topic: Topic, queue: Leases, want: int, expiring_before: int) -> tuple[list[Job], dict[int, bytes]]:
+def _whole(wholes: list[int], most: int) -> int:
+    """Return how many of `most` jobs the first wants take that get all they ask for; all if the first one does not.
+
+    `wholes` has the sums of the wants from the first on. It is empty for wants that share evenly: these take all.
+    """
+    return most if not wholes or most < wholes[0] else wholes[bisect_right(wholes, most) - 1]
+
+
+def _take(
+    topic: Topic, queue: Leases, want: int, wholes: list[int], expiring_before: int
+) -> tuple[list[Job], dict[int, bytes]]:
     """Take as many jobs as fit into one answer, at least one. Return them, and their records by seq, see `pick.rows`.
 
     Take fewer if their records are not in memory and one load cannot fetch them all. If this raises, no job was taken.
@@ -379,16 +392,22 @@ def _take(topic: Topic, queue: Leases, want: int, expiring_before: int) -> tuple
         except BaseException:
             taken.undo()
             raise
-        if len(found) == len(taken.jobs):
+        want = _whole(wholes, len(found))
+        if want == len(taken.jobs):
             if queue.by_priority:
                 taken.keep()
             return taken.jobs, found
         taken.undo()
-        want = len(found)
 
 
-def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
-    """Divide jobs in proportion to the wants, dealt out in turns. The first wants get the remainder."""
+def divide(jobs: list[Job], wants: list[int], *, in_order: bool = False) -> list[list[Job]]:
+    """Divide jobs in proportion to the wants, dealt out in turns. The first wants get the remainder.
+
+    With `in_order`, each want gets all its jobs before the next one gets any.
+    """
+    if in_order:
+        rest = iter(jobs)
+        return [list(islice(rest, want)) for want in wants]
     total = sum(wants)
     if len(jobs) >= total:
         quotas = list(wants)

@@ -2,7 +2,8 @@
 
 A queue has a `QueueWaiters` only while a client waits for it: a long poll, a work stream, or a claim of a queue that
 gathers them. It is called when a job may be available, and sets a timer for the next time at which a lease or a delay
-ends. Then one pass of the engine serves all waiting clients, each with an even share.
+ends. Then one pass of the engine serves all waiting clients, each with an even share. Claims of the same turn
+are served in a pass before them, in order of arrival.
 
 A work stream never holds more jobs at a time than its worker asked for. When the connection ends, all jobs that were
 pushed on it and are still leased return to the queue at once. Jobs that were claimed for it and never pushed return as
@@ -35,6 +36,8 @@ CHANGE_MS = 20  # while a change of the queue waits for the replica
 
 
 class Claimer(Protocol):
+    fresh: bool  # whether it came in this turn and is served in order of arrival; the others share evenly
+
     def want(self) -> Want | None: ...  # what it can take now
     def queue_deleted(self) -> None: ...
 
@@ -55,7 +58,7 @@ class JobWaiters:
             waiters = QueueWaiters(self._runtime, self._throttle, topic, on_empty=lambda: self._queues.pop(topic, None))
             self._queues[topic] = waiters
         waiters.waiting[claimer] = None
-        waiters.wake()
+        waiters.schedule() if claimer.fresh else waiters.wake()
         return waiters
 
     def wake(self) -> None:
@@ -73,12 +76,18 @@ class QueueWaiters:
         self._topic = topic
         self._on_empty = on_empty
         self._closed = False
+        self._has_jobs = False  # whether those that wait longer than this turn may be served, too
         self._handle: asyncio.Handle | None = None  # of the next pass, if it is scheduled
         self._timer: asyncio.TimerHandle | None = None  # for the next end of a lease or a delay
         self._loading = NOT_LOADING
         self._unlisten: Callable[[], None] | None = None  # once clients wait for more than the first pass
 
     def wake(self) -> None:
+        """Serve the clients that wait, soon: there may be jobs for them."""
+        self._has_jobs = True
+        self.schedule()
+
+    def schedule(self) -> None:
         if self._handle is None and not self._loading.waiting:
             jitter_ms = self._topic.config.claim_jitter_ms
             if jitter_ms:
@@ -124,7 +133,10 @@ class QueueWaiters:
         self._refuse(list(self.waiting), TopicsError(Code.INTERNAL, "jobs cannot be read from the disk"))
 
     def _serve(self) -> None:
-        """Assign available jobs, an even share to each client. Raise `Cold` before anything has happened."""
+        """Assign available jobs to the claims of this turn in order, or else an even share to each client.
+
+        Raise `Cold` before anything has happened.
+        """
         if self._topic.changing:
             self._runtime.engine.commits.sync()
             if self._topic.changing:  # the change waits for the replica
@@ -134,14 +146,19 @@ class QueueWaiters:
             self._topic_changed(self._topic)
             return
         verbs.expire(self._topic, self._runtime.clock.now_ms())  # expired leases make room with their workers
-        asking = [(claimer, want) for claimer in self.waiting if (want := claimer.want()) is not None]
+        fresh = [claimer for claimer in self.waiting if claimer.fresh]
+        if not fresh:
+            self._has_jobs = False
+        asking = [(one, want) for one in fresh or self.waiting if (want := one.want()) is not None]
         if not asking:
             self._after_pass()
             return
         try:
             if self._throttle.pressed:
                 self._throttle.check(self._topic.name)
-            claims, ticket = self._runtime.engine.queues.claim(self._topic, [want for _, want in asking])
+            claims, ticket = self._runtime.engine.queues.claim(
+                self._topic, [want for _, want in asking], in_order=bool(fresh)
+            )
         except TopicsError as error:
             self._refuse([claimer for claimer, _ in asking], error)
         else:
@@ -150,6 +167,8 @@ class QueueWaiters:
             for (claimer, _), claimed in zip(asking, claims, strict=True):
                 if not claimer.assign(claimed, ticket):
                     self.waiting.pop(claimer, None)
+            if fresh and self.waiting and (self._has_jobs or any(one.fresh and one in self.waiting for one in fresh)):
+                self.schedule()
             self._after_pass()
 
     def _after_pass(self) -> None:
@@ -196,6 +215,8 @@ def _ignore() -> None:
 
 class WorkStream(EventStream):
     """One connection. In a pass it takes as many jobs as it has room for."""
+
+    fresh = False
 
     def __init__(
         self,

@@ -51,9 +51,9 @@ def claim(services: Services, call: Call) -> Answer:
         lease_ms=topic.config.lease_ms if lease_ms is None else clamp(lease_ms, *LEASE_MS_RANGE),
     )
     wait_ms = 0 if services.runtime.draining else min(wanted.wait_ms, MAX_WAIT_MS)
-    gathers = topic.config.claim_jitter_ms or leases_of(topic).claimed_in == services.engine.commits.turn
-    if gathers and not services.runtime.draining:
-        return PendingClaim(services, topic, want, call.request).wait(wait_ms)
+    jitter_ms = topic.config.claim_jitter_ms
+    if (jitter_ms or leases_of(topic).claimed_in == services.engine.commits.turn) and not services.runtime.draining:
+        return PendingClaim(services, topic, want, call.request).wait(wait_ms, fresh=not jitter_ms)
     [claimed], ticket = services.engine.queues.claim(topic, [want])
     if wait_ms and not claimed.rows:
         return PendingClaim(services, topic, want, call.request).wait(wait_ms, ticket)
@@ -74,7 +74,7 @@ def _claimed(claimed: Claimed, request: Request, written: bytes) -> Response:
 
 
 class PendingClaim:
-    """A claim that is answered later: it waits for other claims that the queue gathers, for a job, or for the log.
+    """A claim that is answered later: it waits for other claims of its turn or of the queue, for a job, or for the log.
 
     Once it has jobs, it waits for nothing but the log: then neither its time nor a stop of the server answers it. If
     its client leaves meanwhile, or shuts its side, the jobs return to the queue.
@@ -87,19 +87,19 @@ class PendingClaim:
         self._request = request
         self._deferred = Deferred(self._leave, on_hurry=self._hurried)
         self._timer: Any = None
-        self._patient = False
+        self._patient = self.fresh = False
         self._waiters: QueueWaiters | None = None  # while it waits for a job
         self._waits_since_ns = 0
         self._ticket: Ticket | None = None  # of the last pass that had no job for it
         self._claimed: Claimed | None = None  # what it answers once the log has it
 
-    def wait(self, wait_ms: int, ticket: Ticket | None = None) -> Deferred:
-        self._ticket = ticket
+    def wait(self, wait_ms: int, ticket: Ticket | None = None, *, fresh: bool = False) -> Deferred:
+        self._ticket, self.fresh = ticket, fresh
         self._patient = wait_ms > 0
         if self._patient:
             self._timer = self._services.runtime.call_later(wait_ms, self.end)
         self._services.runtime.open_ended.add(self)
-        self._waits_since_ns = _now_ns()
+        self._waits_since_ns = 0 if fresh else _now_ns()
         self._waiters = self._services.job_waiters.join(self._topic, self)
         return self._deferred
 
@@ -122,9 +122,8 @@ class PendingClaim:
 
     def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
         if not claimed.rows and (self._patient or claimed.others):
-            self._ticket = ticket or self._ticket
-            if not self._patient and self._waiters is not None:
-                self._waiters.wake()
+            self._ticket, self.fresh = ticket or self._ticket, claimed.others
+            self._waits_since_ns = self._waits_since_ns or _now_ns()
             return True
         self.answer(claimed, ticket)
         return False
@@ -167,7 +166,8 @@ class PendingClaim:
         waiters, self._waiters = self._waiters, None
         if waiters is None:
             return
-        self._request.waited_ns += _now_ns() - self._waits_since_ns
+        if self._waits_since_ns:
+            self._request.waited_ns += _now_ns() - self._waits_since_ns
         waiters.leave(self)
         self._services.runtime.open_ended.discard(self)
         if self._timer is not None:
