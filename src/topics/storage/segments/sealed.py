@@ -21,7 +21,7 @@ from topics.errors import Corrupt
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
-from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
+from topics.storage.segments.marks import FEW, Positions, UnsavedMarks, marked_positions, put_marks
 from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered
 from topics.storage.segments.segment_caches import Loaded, SegmentCaches, SegmentFile, part_of
 from topics.storage.snapshot import SegmentRef
@@ -56,6 +56,24 @@ class Fetched:
         return part_of(self.value, start - self.start, stop - self.start)
 
 
+class HeldFetches(dict[Hashable, ref[Fetched]]):
+    """Results of fetches by key. Reads find each while a hold keeps it in memory."""
+
+    __slots__ = ()
+
+    def find(self, key: Hashable) -> Fetched | None:
+        found = self.get(key)
+        return None if found is None else found()
+
+    def keep(self, key: Hashable, fetched: Fetched) -> Fetched:
+        def forget(dead: ref[Fetched]) -> None:
+            if self.get(key) is dead:
+                self.pop(key, None)
+
+        self[key] = ref(fetched, forget)
+        return fetched
+
+
 class SealedSegment(SegmentFile):
     """A run of records in a file. The store writes new marks to the file, see `save_marks`."""
 
@@ -77,12 +95,11 @@ class SealedSegment(SegmentFile):
         self.live = live
         self.live_bytes = live_bytes
         self._held: ref[Loaded] | None = None  # the columns, also while only a `Hold` keeps them in memory
-        self._fetched: dict[Hashable, ref[Fetched]] = {}  # results of fetches that holds keep in memory
+        self._fetched = HeldFetches()
         self._marks_known = live == footer.count and not pending
         self._pending = pending  # packed marks that a snapshot has and the file may lack
-        self._unsaved: bytearray | None = None  # a byte per record: 1 if the file may lack its mark; None for no record
-        if pending:
-            self._note_unsaved(marked_positions(pending))
+        # The marks that the file may lack; None if it lacks none.
+        self._unsaved = UnsavedMarks(self.count, marked_positions(pending)) if pending else None
         self._runs = _NO_RUNS  # for so many records that are not live: see `runs_lent`
         self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
 
@@ -106,7 +123,7 @@ class SealedSegment(SegmentFile):
         sealed._marks = was._marks
         sealed._marks_known = True
         if was._marks is not None:
-            sealed._note_unsaved(np.flatnonzero(np.frombuffer(was._marks, np.uint8)))
+            sealed._unsaved = UnsavedMarks(was.count, np.flatnonzero(np.frombuffer(was._marks, np.uint8)))
         return sealed
 
     def rewritten(self, path: str, footer: codec.Footer, written: bytearray) -> SealedSegment:
@@ -117,7 +134,7 @@ class SealedSegment(SegmentFile):
             sealed._marks, sealed._marks_known = self._marks, True
             later = np.frombuffer(self._marks, np.uint8) != np.frombuffer(written, np.uint8)
             if later.any():
-                sealed._note_unsaved(np.flatnonzero(later))
+                sealed._unsaved = UnsavedMarks(self.count, np.flatnonzero(later))
         return sealed
 
     @property
@@ -134,7 +151,7 @@ class SealedSegment(SegmentFile):
         return self._marks
 
     def look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], T]) -> T:
-        if (found := self._find(key)) is not None:
+        if (found := self._fetched.find(key)) is not None:
             value: T = found.value
             return value
         loaded = self.resident
@@ -147,10 +164,10 @@ class SealedSegment(SegmentFile):
             raise self._damage
 
         def fetch() -> object:
-            found = self._find(key)
+            found = self._fetched.find(key)
             if found is None:
                 loaded = self._load(wait=True)
-                found = self._keep(key, Fetched(compute(loaded.columns, self._marks)))
+                found = self._fetched.keep(key, Fetched(compute(loaded.columns, self._marks)))
             return found
 
         raise Cold([self._need(key, self.count // 8, fetch)])
@@ -168,26 +185,15 @@ class SealedSegment(SegmentFile):
 
     def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
         super().mark_deleted(low, taken, count=count, size_bytes=size_bytes)
-        np.frombuffer(self._unsaved_column(), np.uint8)[low : low + len(taken)] |= taken
+        self._unsaved = self._unsaved or UnsavedMarks(self.count)
+        self._unsaved.add_taken(low, taken)
 
     def mark(self, positions: Sequence[int] | Positions, value: int) -> tuple[int, int]:
         result = super().mark(positions, value)
         self._marks_known = True
-        self._note_unsaved(positions)
+        self._unsaved = self._unsaved or UnsavedMarks(self.count)
+        self._unsaved.add(positions)
         return result
-
-    def _unsaved_column(self) -> bytearray:
-        if self._unsaved is None:
-            self._unsaved = bytearray(self.count)
-        return self._unsaved
-
-    def _note_unsaved(self, positions: Sequence[int] | Positions) -> None:
-        unsaved = self._unsaved_column()
-        if len(positions) > FEW:
-            np.frombuffer(unsaved, np.uint8)[np.asarray(positions, np.intp)] = 1
-        else:
-            for at in positions:
-                unsaved[at] = 1
 
     def unsaved_marks(self) -> bytes:
         """Return the marks that the file may lack, packed as `pack_marks` does."""
@@ -197,14 +203,13 @@ class SealedSegment(SegmentFile):
             put_marks(known, self._pending)
         if self._unsaved is None or known is None:
             return b""
-        return pack_marks(known, np.flatnonzero(np.frombuffer(self._unsaved, np.uint8)))
+        return self._unsaved.pack(known)
 
     def save_marks(self, packed: bytes) -> Callable[[], None]:
         """Return a function that writes these delete marks to the file and syncs it. It blocks: call it on a thread."""
         saved: bytearray | None = None  # the marks that the file has, if all of them are known
         if self._marks_known and self._marks is not None and self._unsaved is not None:
-            saved = bytearray(self._marks)
-            np.frombuffer(saved, np.uint8)[np.frombuffer(self._unsaved, np.uint8) > 0] = LIVE
+            saved = self._unsaved.left_out_of(self._marks)
 
         def save() -> None:
             pieces = runs(marked_positions(packed))
@@ -222,10 +227,8 @@ class SealedSegment(SegmentFile):
 
     def saved(self, packed: bytes) -> None:
         """Note that the file has these marks."""
-        if self._unsaved is not None:
-            np.frombuffer(self._unsaved, np.uint8)[marked_positions(packed)] = 0
-            if 1 not in self._unsaved:
-                self._unsaved = None
+        if self._unsaved is not None and not self._unsaved.remove(packed):
+            self._unsaved = None
 
     def read(self, low: int, high: int) -> Rendered:
         if self._damage is not None:
@@ -234,7 +237,7 @@ class SealedSegment(SegmentFile):
         loaded = self.loaded or self._load(wait=False)
         offsets = loaded.columns.offsets
         start, stop = offsets[low], offsets[high]
-        if self._fetched and (fetched := self._find((start, stop))) is not None:
+        if self._fetched and (fetched := self._fetched.find((start, stop))) is not None:
             return fetched.cut(start, stop)
         found = self._data(loaded, start, stop, wait=False)
         if found is None:
@@ -305,23 +308,6 @@ class SealedSegment(SegmentFile):
         super().forget_holes()
         self._runs = _NO_RUNS
 
-    # --- results of fetches
-
-    def _find(self, key: Hashable) -> Fetched | None:
-        found = self._fetched.get(key)
-        return None if found is None else found()
-
-    def _keep(self, key: Hashable, fetched: Fetched) -> Fetched:
-        """Let reads find the result under the key while it is referenced."""
-        known = self._fetched
-
-        def forget(dead: ref[Fetched]) -> None:
-            if known.get(key) is dead:
-                known.pop(key, None)
-
-        known[key] = ref(fetched, forget)
-        return fetched
-
     def _fetch(self, low: int, high: int, at_least_bytes: int, max_bytes: int | None) -> object:
         """Fetch the data that `need` describes, and the columns. Block until done."""
         loaded = self._load(wait=True)
@@ -332,11 +318,11 @@ class SealedSegment(SegmentFile):
         if offsets[high] - start < at_least_bytes:
             high = max(bisect_right(offsets, start + at_least_bytes, high, self.count + 1) - 1, high)
         stop = offsets[high]
-        found = self._find((start, stop))
+        found = self._fetched.find((start, stop))
         if found is None:
             data = self._data(loaded, start, stop, wait=True)
             assert data is not None
-            found = self._keep((start, stop), Fetched(data, start, stop))
+            found = self._fetched.keep((start, stop), Fetched(data, start, stop))
         return loaded, found
 
     # --- columns and marks
