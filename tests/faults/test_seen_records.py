@@ -78,7 +78,7 @@ class History:
                 self.write()
             case 4:
                 self.log.append("drain")
-                for edge in self.server.engine.routers.table.edges():
+                for edge in self.server.engine.routers.table.edges.values():
                     self.server.engine.routers.due.add(edge)
                 for _ in range(4):
                     waiting(lambda: self.server.engine.routers.forwarder.run(0))

@@ -225,7 +225,7 @@ def drain(server: SimServer) -> None:
     before: list[int] | None = None
     while before != (now := [router.cursor for router in table.by_id.values()]):
         before = now
-        for edge in table.edges():
+        for edge in table.edges.values():
             edge.held_until_ms = 0
         draining.drain(server.engine)
 

@@ -7,7 +7,7 @@ from topics.storage.segments.cold import waiting
 def drain(engine: Engine) -> None:
     """Forward everything that can be, and wait for the log and the disk."""
     routers = engine.routers
-    for edge in routers.table.edges():
+    for edge in routers.table.edges.values():
         routers.due.add(edge)
     while True:
         waiting(lambda: routers.forwarder.run(0))

@@ -133,7 +133,7 @@ class Follower:
 
     def _heads(self) -> dict[Topic, int]:
         """Return the heads of all topics that routers write into."""
-        return {edge.dest: edge.dest.head for edge in table_of(self._state).edges()}
+        return {edge.dest: edge.dest.head for edge in table_of(self._state).edges.values()}
 
 
 class Standby:

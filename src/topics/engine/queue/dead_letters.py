@@ -253,7 +253,7 @@ def _frame(source: Topic, durability: str, move: Moved) -> bytes:
         return b"" if durability == "ephemeral" else entries.encode(move.append)
     if durability == "ephemeral":
         move = Moved(move.topic_id, move.seqs, move.at_ms, move.dead)
-    pin: bytes = b"" if source.links is None else source.links.table.hooks.pin(source.links)
+    pin: bytes = b"" if source.links is None else source.links.table.hooks.pin(source.links, source.next_seq - 1)
     return pin + entries.encode(move)
 
 

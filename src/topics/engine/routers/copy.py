@@ -26,7 +26,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.read.search import eligible, read_ahead, read_around, stretch
+from topics.engine.read.search import eligible, read_around, stretch
 from topics.engine.routers.graph import Edge, Links, Router, Table, upstream
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
@@ -47,7 +47,7 @@ BATCH_BYTES = 1 << 20
 
 
 class Piece(Struct):
-    """Stored records of a source with one commit time. Contiguous if `blob` is set."""
+    """Stored records of a source with one commit time."""
 
     ts: int
     seqs: Sequence[int]
@@ -56,17 +56,14 @@ class Piece(Struct):
     nodes: list[str | None] | None
     metas: list[int] | None
     extras: list[bytes | None] | None
-    blob: bytes | None
 
-    def only(self, kept: list[int]) -> Piece:
-        def of(column: Sequence[object] | None) -> list[object] | None:
-            return None if column is None else [column[at] for at in kept]
-
-        picked: Any = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
-        seqs, rows, tags, nodes, metas, extras = picked
-        return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
+    def only(self, kept: Sequence[int]) -> Piece:
+        columns = self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras
+        picked: Any = (None if column is None else [column[at] for at in kept] for column in columns)
+        return Piece(self.ts, *picked)
 
 
+Made = list[tuple[Append, Piece]]  # entries of copies, each with the records that it copies
 Gathered = tuple[list[Piece], int]  # the records between the cursor of a router and a seq, and that seq
 
 
@@ -97,7 +94,6 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
             None if columns.nodes is None else [columns.node_at(at) for at in part],
             None if columns.metas is None else [columns.metas[at] for at in part],
             [columns.extras.get(at) for at in part] if columns.extras else None,
-            blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if part[-1] - part[0] < len(part) else None,
         )
 
 
@@ -190,8 +186,10 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
 def storable(dest: Topic, sizes: Sequence[int]) -> tuple[int, bool]:
     """Return how many records, from the first on, `dest` may or may not hold alike, and whether it may hold these."""
     cap_bytes = dest.config.cap_bytes
-    fits = not cap_bytes or sizes[0] <= cap_bytes
-    return next((at for at, size in enumerate(sizes) if cap_bytes and (size <= cap_bytes) != fits), len(sizes)), fits
+    if not cap_bytes:
+        return len(sizes), True
+    fits = sizes[0] <= cap_bytes
+    return next((at for at, size in enumerate(sizes) if (size <= cap_bytes) != fits), len(sizes)), fits
 
 
 def reach(topic: Topic, entry: Append, n: int) -> int:
@@ -210,21 +208,20 @@ class Copier:
         self._table = table
         self._edge = edge = router.edge
         self._router = router
-        self._epoch = edge.source.epoch
         self._known = 0  # the highest seq of the source that ever got a stamp here: no later record can be present
         if router.config.guarantee == "exactly_once":
             self._known = table.stamps.get(edge.dest.topic_id, {}).get(stamp_space(router), 0)
 
-    def entries(self, pieces: list[Piece], next_seq: int) -> Iterator[tuple[Append, Piece]]:
-        """Yield the entry of each piece that has records to copy, and the piece."""
-        last_ts = max(self._edge.dest.last_ts, self._edge.floor_ms)
+    def entries(self, pieces: list[Piece], next_seq: int) -> Made:
+        """Return the entry of each piece that has records to copy. Raises `Cold`."""
+        last_ts, made = max(self._edge.dest.last_ts, self._edge.floor_ms), []
         for piece in pieces:
             wanted = self._wanted(piece)
             if wanted is not None:
                 last_ts = max(last_ts, piece.ts)
-                entry = self._entry(wanted, next_seq, last_ts)
-                next_seq += len(entry.sizes)
-                yield entry, wanted
+                made.append((self._entry(wanted, next_seq, last_ts), wanted))
+                next_seq += len(wanted.seqs)
+        return made
 
     def land(self, entry: Append, piece: Piece, fits: int) -> bool:
         """Add up to `fits` copies to the destination and move the router behind them. Return whether these were all.
@@ -234,19 +231,18 @@ class Copier:
         dest, router = self._edge.dest, self._router
         n, can_be_stored = storable(dest, entry.sizes)
         n = min(n, fits)
-        is_whole = n == len(entry.sizes)
-        if not can_be_stored:
-            retention.lose_next(dest, n)
+        upto = piece.seqs[n - 1]
+        if can_be_stored:
+            apply.append(self._table.state, dest, self.part(entry, piece, n))
+            count_copies(self._table, router, n, upto)
         else:
-            entry, piece = (entry, piece) if is_whole else self.part(piece, n, entry.first)
-            apply.append(self._table.state, dest, entry)
-            count_copies(self._table, router, n, piece.seqs[-1])
-        router.cursor = max(router.cursor, piece.seqs[n - 1])
-        return is_whole
+            retention.lose_next(dest, n)
+        router.cursor = max(router.cursor, upto)
+        return n == len(entry.sizes)
 
-    def part(self, piece: Piece, n: int, first: int) -> tuple[Append, Piece]:
-        """Return the entry of the first `n` records of a piece, with seqs from `first` on."""
-        return next(self.entries([piece.only(list(range(n)))], first))
+    def part(self, entry: Append, piece: Piece, n: int) -> Append:
+        """Return the entry with the first `n` copies alone."""
+        return entry if n == len(entry.sizes) else self._entry(piece.only(range(n)), entry.first, entry.ts)
 
     # --- which records
 
@@ -269,14 +265,14 @@ class Copier:
     def _entry(self, piece: Piece, first: int, ts: int) -> Append:
         config, edge = self._router.config, self._edge
         nodes = piece.nodes if config.preserve_node else None
-        same = (piece.seqs[0], piece.ts) == (first, ts) and nodes is piece.nodes
-        if same and piece.blob is not None and config.guarantee != "exactly_once":
-            blob, sizes, metas = piece.blob, [len(row) for row in piece.rows], piece.metas
+        ends, is_exact = (piece.seqs[0], piece.seqs[-1], piece.ts), config.guarantee == "exactly_once"
+        if ends == (first, first + len(piece.seqs) - 1, ts) and nodes is piece.nodes and not is_exact:
+            rows, metas = piece.rows, piece.metas
         else:
             rows, metas = self._render(piece, first, ts)
-            blob, sizes = b"".join(rows), [len(row) for row in rows]
-        tags = piece.tags if config.preserve_tag else None
-        return Append(edge.dest.topic_id, first, ts, sizes, blob, tags, nodes, metas, None, self._extras(piece) or None)
+        sizes, tags = list(map(len, rows)), piece.tags if config.preserve_tag else None
+        extra = self._extras(piece) or None
+        return Append(edge.dest.topic_id, first, ts, sizes, b"".join(rows), tags, nodes, metas, None, extra)
 
     def _render(self, piece: Piece, first: int, ts: int) -> tuple[list[bytes], list[int] | None]:
         """Return the records with other seqs and times, and without the node or with a stamp if the router says so."""
@@ -302,7 +298,7 @@ class Copier:
             members = {name: value for name, value in surrogates.members(meta).items() if name != STAMP}
             meta = surrogates.object_of(members)
         source = self._edge.source
-        stamp = encode_json(Stamp(self._router.name, source.name, self._epoch, seq, self._key(seq)))
+        stamp = encode_json(Stamp(self._router.name, source.name, source.epoch, seq, self._key(seq)))
         others = meta[1:].lstrip()
         stamped = b'{"%b":%b%b%b' % (STAMP.encode(), stamp, b"" if others == b"}" else b",", others)
         return with_meta(rest, meta_size, stamped)
@@ -321,7 +317,7 @@ class Copier:
         return found
 
     def _key(self, seq: int) -> str:
-        return f"{self._router.name}/{self._edge.source.name}/{self._epoch}/{seq}"
+        return f"{self._router.name}/{self._edge.source.name}/{self._edge.source.epoch}/{seq}"
 
 
 # --- stamps of `exactly_once` routers in the `meta` of copies
@@ -353,25 +349,18 @@ class Stamps:
         """Look at new records of the destination. Raises `Cold`; the next call continues where this one stopped."""
         dest = self._dest
         for segment, low, high in dest.spans(max(self._upto + 1, dest.earliest), dest.head + 1):
-            if segment.live and segment.columns.metas is not None:
-                for at in range(low, high, BATCH_RECORDS):
-                    self._look_at(segment, at, min(at + BATCH_RECORDS, high))
-            self._upto = segment.first + high - 1
+            self._upto, end = segment.first + low - 1, segment.first + high - 1
+            # Bound: the batches of the segment. One without `meta` has no stamps.
+            while segment.live and segment.columns.metas is not None and self._upto < end:
+                pieces, self._upto = gather(dest, None, self._upto, end)
+                for piece in pieces:
+                    for seq, row, size in zip(piece.seqs, piece.rows, piece.metas or (), strict=False):
+                        self._note(seq, meta_of(row, size) if size else b"")
+            self._upto = end
 
-    def _look_at(self, segment: Segment, low: int, high: int) -> None:
-        columns = segment.columns
-        metas = columns.metas
-        assert metas is not None
-        ats = [at for at in segment.live_positions(low, high).tolist() if metas[at]]
-        if ats:
-            base = columns.offsets[ats[0]]
-            block = read_ahead(segment, ats[0], ats[-1] + 1)
-            for at in ats:
-                row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
-                meta = meta_of(row, metas[at])
-                raw = surrogates.members(meta).get(STAMP) if b"_topics_router" in meta else None
-                with suppress(msgspec.MsgspecError):  # a client may have written anything under that name
-                    if raw is not None:
-                        key = decode_again(_decode_stamp, raw).key
-                        self._found[key] = (*self._found.get(key, ()), segment.first + at)
-        self._upto = segment.first + high - 1
+    def _note(self, seq: int, meta: bytes) -> None:
+        raw = surrogates.members(meta).get(STAMP) if b"_topics_router" in meta else None
+        with suppress(msgspec.MsgspecError):  # a client may have written anything under that name
+            if raw is not None:
+                key = decode_again(_decode_stamp, raw).key
+                self._found[key] = (*self._found.get(key, ()), seq)

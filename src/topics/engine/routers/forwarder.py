@@ -41,7 +41,7 @@ class DueEdges:
         self._clock = clock
         self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
         self.queue: OrderedDict[Edge, None] = OrderedDict()
-        self.grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
+        self.grown: dict[Topic, None] = {}  # sources whose edges are not in `queue` yet
         self.waiting: dict[Edge, None] = {}  # until `held_until_ms`: held, or behind entries that wait for the log
 
     def add(self, edge: Edge, *, first: bool = False) -> None:
@@ -49,7 +49,8 @@ class DueEdges:
         if edge not in self.queue and not edge.source.gone and not edge.dest.gone:
             self.waiting.pop(edge, None)
             self.queue[edge] = None
-            self.queue.move_to_end(edge, last=not first)
+            if first:
+                self.queue.move_to_end(edge, last=False)
             self.wake()
 
     def source_grew(self, topic: Topic) -> None:
@@ -63,12 +64,9 @@ class DueEdges:
         """Whether a turn may end with the copies of what has grown in it: see `FEW_STEPS`."""
         left = FEW_STEPS // 2
         for topic in self.grown:
-            links: Links | None = topic.links
-            if links is not None:
-                left -= len(links.outgoing)
-                if left < 0 or any(
-                    topic.head - edge.routers[0].cursor > FEW_RECORDS for edge in links.outgoing.values()
-                ):
+            for edge in out_of(topic):
+                left -= 1
+                if left < 0 or topic.head - edge.routers[0].cursor > FEW_RECORDS:
                     return False
         return not self.queue
 
@@ -119,7 +117,6 @@ class Forwarder:
         self._due = due
         self.source_grew = due.source_grew
         self._gathered: tuple[Any, copy.Gathered] | None = None
-        self._cold: Edge | None = None  # needed the disk last time; the first one due while its records are in memory
         self.steps = 0  # of the last `run`
         self._may_sync = True
 
@@ -132,7 +129,6 @@ class Forwarder:
         clock = self._staging.clock
         began = clock.monotonic_ns()
         self.steps = 0
-        self._cold = None
         self._may_sync = not most
         due = self._due
         due.collect()
@@ -144,7 +140,6 @@ class Forwarder:
                 more = self._step(edge)
             except Cold:
                 due.add(edge, first=True)
-                self._cold = edge
                 raise
             if more:
                 due.add(edge)
@@ -155,26 +150,21 @@ class Forwarder:
         return due.next_ms()
 
     def skip_cold(self, why: str) -> None:
-        """Hold the edge whose records the disk did not give, and let other edges go first."""
-        edge, self._cold = self._cold, None
-        if edge is not None:
+        """Hold the edge whose records the disk did not give: it is the first one due. Others go on."""
+        for edge in list(self._due.queue)[:1]:
             self._due.hold(edge, why)
 
     def _step(self, edge: Edge) -> bool:
         """Forward one batch of one router. Return whether there may be more at once."""
-        if not edge.routers or edge.source.gone or edge.dest.gone:
-            return False
-        turn = edge.next()
-        if turn is None:
+        if edge.source.gone or edge.dest.gone or edge.next(edge.source.head) is None:
             return False
         now = self._staging.clock.now_ms()
         # `_quiet` may wait for the log; a step that the log refuses then holds the edge.
         now_ms = self._due.elapsed_ms()
         if edge.held_until_ms > now_ms or not self._quiet(edge) or edge.held_until_ms > now_ms:
-            if turn[0] in edge.routers:
-                self._due.waiting[edge] = None
+            self._due.waiting[edge] = None
             return False
-        turn = edge.next()
+        turn = edge.next(edge.source.head)
         if turn is None:
             return False
         # A snapshot that is being taken has the cursors from before this step, and needs both topics from then.
@@ -188,7 +178,7 @@ class Forwarder:
             self._pass(router, upto)
             return True
         if passed is not None:
-            self._trim(router, upto)
+            self._trim(router, upto, copy.count_lost(router, upto))
             return True
         try:
             return self._copy(edge, router, self._gather(source, router, upto), now)
@@ -206,7 +196,7 @@ class Forwarder:
             if attempt is not None:
                 attempt()
             dest, links = edge.dest, edge.source.links
-            if not (edge.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
+            if not (links is None or links.frozen or dest.pending) and dest.next_seq == dest.head + 1:
                 edge.starved_ns = 0
                 return True
             if attempt is None:
@@ -232,7 +222,7 @@ class Forwarder:
         dest = edge.dest
         copier = copy.Copier(self._table, router)
         pieces, end = gathered
-        made = list(copier.entries(pieces, dest.next_seq))
+        made = copier.entries(pieces, dest.next_seq)
         # On a cycle, or if the log lacks the records of the source, the copies have to be logged.
         derived = not edge.cyclic and (replay.derives(edge) or dest.config.durability == "ephemeral")
         logs = self._staging.logged and not derived
@@ -240,7 +230,7 @@ class Forwarder:
         for entry, piece in made:
             if not logs:
                 router.cursor = max(router.cursor, piece.seqs[0] - 1)
-            if edge.busy and dest.config.ttl_ms and entry.ts - made[0][0].ts > dest.config.ttl_ms:
+            if dest.config.ttl_ms and edge.busy and entry.ts - made[0][0].ts > dest.config.ttl_ms:
                 return False  # it would evict copies that have not landed yet
             fits = self._fits(edge, entry, now)
             if fits <= 0:
@@ -256,9 +246,7 @@ class Forwarder:
                     return True
             n, can_be_stored = copy.storable(dest, entry.sizes)
             if logs and not can_be_stored:  # give seqs to these copies, and record them as lost
-                self._stage_trim(
-                    router, Trim(dest.topic_id, router.router_id, piece.seqs[n - 1], dest.next_seq, n, "cap")
-                )
+                self._trim(router, piece.seqs[n - 1], n, "cap")
                 return True
             fits = min(fits, n)
             # No copy may evict another one of the same step before that was forwarded further.
@@ -271,8 +259,8 @@ class Forwarder:
                 is_whole = copier.land(entry, piece, fits)
                 self._landed(dest)
             else:
-                entry, piece = (entry, piece) if is_whole else copier.part(piece, fits, entry.first)
-                self._log_step(router, end if is_whole and piece is made[-1][1] else piece.seqs[-1], entry)
+                upto = end if is_whole and piece is made[-1][1] else piece.seqs[fits - 1]
+                self._log_step(router, upto, copier.part(entry, piece, fits))
             if not is_whole or dest.next_seq != entry.last + 1:
                 return True  # the entries after it have to be made again
         self._pass(router, end)
@@ -296,10 +284,7 @@ class Forwarder:
             return True
         if edge.busy:
             return False  # retried once the copies before it have landed
-        behind = [
-            other for other in links.outgoing.values() if any(router.reached < upto - 1 for router in other.routers)
-        ]
-        able = [other for other in behind if other.last_error is None]
+        able = [other for other in {one.edge: None for one in links.behind(upto)} if other.last_error is None]
         if not able or edge.cyclic:
             if not logs:  # a logged step has the losses in its own frames
                 self.losing(links, upto, entry)
@@ -325,7 +310,7 @@ class Forwarder:
             ticket.first, ticket.count, ticket.size_bytes = made.first, len(made.sizes), len(made.blob)
             ticket.gated = GATES[dest.config.durability]
         ticket.frame = entries.encode(logged if dest.config.durability == "ephemeral" else step)
-        self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
+        self._move(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- entries for a replay: hooks that are called before a topic with routers changes
 
@@ -343,20 +328,19 @@ class Forwarder:
         copies_are_logged = links.incoming is None or links.incoming.cyclic
         if ticket.frame is not None and not (leaves_sources and copies_are_logged):
             head = (ticket.first or links.topic.next_seq) - 1
-            before = entries.encode_begun([copy.mark(links, head=head, out=not leaves_sources, holds=True)])
-            ticket.frame = before + ticket.frame
+            ticket.frame = self.pin(links, head, out=not leaves_sources) + ticket.frame
             if ticket.count and not links.written:
                 # After any crash the log shows whether there was a direct write: copies skip the seqs of lost ones.
                 ticket.gated = ticket.gated or AT_SYNC
         if not leaves_sources:
             self.freeze(links, ticket)
 
-    def pin(self, links: Links) -> bytes:
-        """Return a mark for an entry about another topic that takes records out of this one."""
-        return entries.encode_begun([copy.mark(links, head=links.topic.next_seq - 1, out=True, holds=True)])
+    def pin(self, links: Links, head: int, *, out: bool = True) -> bytes:
+        """Return a mark for the entry behind it, which may be about another topic and take records out of this one."""
+        return entries.encode_begun([copy.mark(links, head=head, out=out, holds=True)])
 
     def freeze(self, links: Links, ticket: Ticket) -> None:
-        """Keep routers out of the topic from moving until the ticket is resolved."""
+        """Keep routers out of the topic from moving until the ticket takes effect or is refused."""
         links.frozen += 1
         act, undo = ticket.apply, ticket.undo
         assert act is not None
@@ -386,10 +370,8 @@ class Forwarder:
 
         With `begun`, they are lost with the write `coming`: a replay without it does not find the trims either.
         """
-        if links.low < upto - 1 and links.slowest() < upto - 1:
-            for router in list(links.routers()):
-                if router.reached < upto - 1:
-                    self._trim(router, upto - 1, coming, begun=begun)
+        for router in links.behind(upto):
+            self._trim(router, upto - 1, copy.count_lost(router, upto - 1, coming), begun=begun)
 
     def deleting(self, links: Links) -> None:
         """Do nothing: a delete comes with a mark, see `staging`."""
@@ -400,53 +382,50 @@ class Forwarder:
         if not (config.cap_records or config.cap_bytes or config.ttl_ms):
             return None
         upto = copy.reach(topic, entry, n)
-        return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
+        return upto if links.behind(upto) else None
 
-    def _trim(self, router: Router, upto: int, coming: entries.Append | None = None, *, begun: bool = False) -> None:
-        """Stage that the router gives up all records up to `upto`.
-
-        Some may not have landed yet: the first ones of a write (`coming`) that is larger than its topic.
-        """
-        dest, lost = router.edge.dest, copy.count_lost(router, upto, coming)
-        self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost), begun=begun)
-
-    def _stage_trim(self, router: Router, entry: Trim, *, begun: bool = False) -> None:
+    def _trim(self, router: Router, upto: int, lost: int, reason: str = "source_trim", *, begun: bool = False) -> None:
+        """Stage that the router gives up all records up to `upto`: `lost` copies."""
         dest = router.edge.dest
-        ticket = Ticket(topic=dest, entry=entry, first=entry.first, skips=entry.lost)
+        entry = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, reason)
+        ticket = Ticket(topic=dest, entry=entry, first=entry.first, skips=lost)
         if self._staging.logged:
             ticket.frame = entries.encode_begun([entry]) if begun else entries.encode(entry)
             ticket.gated = copy.gate_of(router.edge)
             if dest.config.durability == "ephemeral":
-                self._staging.ceilings.guard(dest, ticket, entry.first + entry.lost)
-        self._stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
+                self._staging.ceilings.guard(dest, ticket, entry.first + lost)
+        self._move(ticket, router, upto, lambda: replay.trim(self._staging.state, entry))
 
-    def _stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
+    def _move(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
         """Stage a step that moves the router to `upto` once it is in the log."""
-        edge, was = router.edge, router.staged_cursor
+        was = router.staged_cursor
+
+        def undo() -> None:
+            router.staged_cursor = was
+            if (links := router.edge.source.links) is not None:
+                links.low = 0  # it included this step
+
+        self._stage(ticket, router.edge, act, undo)
+        router.staged_cursor = upto
+
+    def _stage(self, ticket: Ticket, edge: Edge, act: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Stage a step of an edge. The edge goes on once the step has taken effect."""
 
         def take_effect(_: Ticket) -> None:
-            edge.busy -= 1
             before = edge.dest.head
             act()
-            if router.staged_cursor <= upto:
-                router.staged_cursor = 0
             if edge.last_error is None:
                 edge.backoff_ms = 0
             if edge.dest.head != before:
                 self._landed(edge.dest)
             self._due.add(edge)
 
-        def undo() -> None:
-            edge.busy -= 1
-            router.staged_cursor = was
-            if (links := edge.source.links) is not None:
-                links.low = 0  # it included this step
-            self._due.hold(edge)  # the log refused the step
+        def refused() -> None:
+            undo()
+            self._due.hold(edge)
 
-        ticket.apply, ticket.undo = take_effect, undo
+        ticket.apply, ticket.undo = take_effect, refused
         self._staging.commits.stage(ticket)
-        router.staged_cursor = upto
-        edge.busy += 1
 
     def _landed(self, dest: Topic) -> None:
         """Notify the readers of `dest`, and the edges out of it: copies have landed there."""
@@ -461,7 +440,7 @@ class Forwarder:
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
             return self._due.hold(edge, "throttled: the server holds as much as max_total_bytes allows")
         fits = copy.room(dest, entry.sizes)
-        if fits or not entry.sizes:
+        if fits:
             return fits
         if dest.config.ttl_ms:
             retention.expire(dest, now)
@@ -478,22 +457,17 @@ class Forwarder:
 
     def _resume(self, edge: Edge, now: int) -> None:
         """Log that the destination takes copies again: their commit time is not before now."""
-        entry = Resume(edge.dest.topic_id, now)
-        was = edge.last_error
+        entry, was = Resume(edge.dest.topic_id, now), edge.last_error
         edge.last_error, edge.held_until_ms = None, 0
 
-        def take_effect(_: Ticket) -> None:
+        def act() -> None:
             replay.resume(self._staging.state, entry)
             edge.room_floor = edge.dest.evict_floor
-            edge.backoff_ms = 0
-            self._due.add(edge)
 
         def undo() -> None:
             edge.last_error = was
-            self._due.hold(edge)  # the log refused the step
 
-        ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
+        ticket = Ticket(topic=edge.dest, entry=entry)
         if self._staging.logged:
-            ticket.frame = entries.encode(entry)
-            ticket.gated = copy.gate_of(edge)
-        self._staging.commits.stage(ticket)
+            ticket.frame, ticket.gated = entries.encode(entry), copy.gate_of(edge)
+        self._stage(ticket, edge, act, undo)

@@ -7,8 +7,9 @@ Every topic that a router touches has a `Links`; all others cost the engine one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import Struct
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.model.router import MAX_HOPS, RouterConfig
+from topics.model.router import RouterConfig
 from topics.storage.snapshot import encode_array
 
 _encode = msgspec.msgpack.encode
@@ -60,27 +61,32 @@ class Edge:
     held_until_ms: int = 0
     backoff_ms: int = 0
     room_floor: int = 1  # the floor of the destination at the last `Resume`
-    busy: int = 0  # entries of its own that have not landed yet
+    moving: bool = False  # in a replay: its routers are being moved
     starved_ns: int = 0  # since when only entries that wait for the log keep it from going on
 
-    def next(self, targets: dict[int, int] | None = None) -> tuple[Router, int] | None:
-        """Return the router whose turn it is, and how far it may go; None if all are at their targets.
+    @property
+    def busy(self) -> bool:
+        """Whether a step of a router is staged and has not taken effect."""
+        return any(router.staged_cursor > router.cursor for router in self.routers)
+
+    def next(self, upto: int, targets: Mapping[int, int] | None = None) -> tuple[Router, int] | None:
+        """Return the router whose turn it is, and how far it may go: to `upto`, or by id to its cursor in `targets`.
 
         The router that is furthest behind goes first, the older of two; it stops where it would overtake. So the order
-        of copies in the destination depends on the cursors alone, not on how many are made at a time.
+        of copies in the destination depends on the cursors alone, not on how many are made at a time. Return None if
+        all have come so far.
         """
         best: Router | None = None
         for router in self.routers:
-            target = self.source.head if targets is None else targets.get(router.router_id, router.cursor)
+            target = targets.get(router.router_id, upto) if targets else upto
             if router.cursor < target and (best is None or router.cursor < best.cursor):
-                best = router
+                best, end = router, target
         if best is None:
             return None
-        upto = self.source.head if targets is None else targets[best.router_id]
         for other in self.routers:
             if other is not best and other.cursor >= best.cursor:
-                upto = min(upto, max(other.cursor + (best.router_id < other.router_id), best.cursor + 1))
-        return best, upto
+                end = min(end, max(other.cursor + (best.router_id < other.router_id), best.cursor + 1))
+        return best, end
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +96,7 @@ class Links:
     outgoing: dict[int, Edge] = field(default_factory=dict)  # out of the topic, by the destination's id
     incoming: Edge | None = None  # into it
     frozen: int = 0  # staged entries that pin the routers out of the topic: these must not move
-    low: int = 0  # at most the cursor of the slowest router
+    low: int = 0  # no router is before it, see `behind`
     written: bool = False  # whether the log has a direct write since the last snapshot
 
     @property
@@ -102,10 +108,14 @@ class Links:
         for edge in self.outgoing.values():
             yield from edge.routers
 
-    def slowest(self) -> int:
-        """Return the lowest cursor; staged steps count as done."""
-        self.low = min((router.reached for router in self.routers()), default=self.topic.head)
-        return self.low
+    def behind(self, upto: int) -> list[Router]:
+        """Return the routers that have not examined all records below `upto`; staged steps count as done."""
+        if self.low >= upto - 1:
+            return []
+        found = [router for router in self.routers() if router.reached < upto - 1]
+        if not found:
+            self.low = upto - 1
+        return found
 
 
 def into(topic: Topic) -> Edge | None:
@@ -141,10 +151,11 @@ class Table:
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
         self.hooks: Any = None  # follows changes of linked topics: `replay.Recovering`, or the `Forwarder`
-        self.twins = 0  # routers that share an edge with an older one
+        self.edges: dict[int, Edge] = {}  # by the destination's id
         self.pinned: Topic | None = None  # in a replay: a mark applies to the next entry: nothing is forwarded for it
-        # At the end of a replay: topics with a line of routers into a topic that may be full, or onto a cycle.
-        self.before_stops: set[Topic] = set()
+        # At the end of a replay: topics with a line of routers into a topic that may be full, or onto a cycle. None
+        # before: of the copies that are in the log, it is known that there was room for them.
+        self.before_stops: set[Topic] | None = None
         self.moved: dict[Edge, None] | None = None  # since the last `Routers.mark_moved`; None if there is no replica
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
@@ -164,12 +175,11 @@ class Table:
         out: Links = source.links
         edge = into(dest)
         if edge is None:
-            edge = dest.links.incoming = out.outgoing[dest.topic_id] = Edge(source, dest)
+            edge = dest.links.incoming = out.outgoing[dest.topic_id] = self.edges[dest.topic_id] = Edge(source, dest)
             for one in cycle_through(edge):
                 one.cyclic = True
         assert edge.source is source, "a destination has one source"
         router = Router(name, router_id, edge, config, cursor)
-        self.twins += bool(edge.routers)
         edge.routers.append(router)
         self.by_name[name] = self.by_id[router_id] = router
         self.names.add(name)
@@ -180,14 +190,13 @@ class Table:
     def remove(self, router: Router) -> None:
         edge = router.edge
         edge.routers.remove(router)
-        self.twins -= bool(edge.routers)
         del self.by_name[router.name], self.by_id[router.router_id]
         self.names.remove(router.name)
         if not edge.routers:
             if edge.cyclic:
                 for one in cycle_through(edge):
                     one.cyclic = False
-            del edge.source.links.outgoing[edge.dest.topic_id]
+            del edge.source.links.outgoing[edge.dest.topic_id], self.edges[edge.dest.topic_id]
             edge.dest.links.incoming = None
             for topic in (edge.source, edge.dest):
                 links: Links = topic.links
@@ -206,32 +215,19 @@ class Table:
             self.remove(router)
         self.stamps.pop(topic.topic_id, None)
 
-    def edges(self) -> list[Edge]:
-        return list({id(router.edge): router.edge for router in self.by_id.values()}.values())
-
     def save(self) -> Callable[[], Iterator[bytes]] | None:
         """Note where all routers are, and return what encodes them on any thread: 10,000 take 1 ms and 30 ms."""
         if self.next_id == 1:
             return None
-        for edge in self.edges():
+        for edge in self.edges.values():
             edge.dest.links.written = False
-        rows = [(one, one.config, one.cursor, one.forwarded_total, one.edge.floor_ms) for one in self.by_id.values()]
+        rows = [
+            (one.router_id, one.name, one.edge.source.topic_id, one.edge.dest.topic_id, one.config, one.cursor,
+             one.forwarded_total, one.edge.floor_ms)  # see `SavedRouter`
+            for one in self.by_id.values()
+        ]  # fmt: skip
         head, stamps = b"\x93" + _encode(self.next_id), _encode(self.stamps)  # an array of three: see `SavedRouters`
-
-        def encode() -> Iterator[bytes]:
-            rows.sort(key=lambda row: row[0].router_id)
-            saved = (
-                SavedRouter(
-                    one.router_id, one.name, one.edge.source.topic_id, one.edge.dest.topic_id, config, cursor, total,
-                    floor_ms,
-                )
-                for one, config, cursor, total, floor_ms in rows
-            )  # fmt: skip
-            yield head
-            yield from encode_array(saved, len(rows))
-            yield stamps
-
-        return encode
+        return lambda: chain([head], encode_array(rows, len(rows)), [stamps])
 
     def load(self, raw: msgspec.Raw) -> None:
         by_id = self.state.by_id
@@ -269,11 +265,8 @@ def copies_of_one(
     """Return how many copies one record could have with one more router, or any number above `most`.
 
     `without` is the router that the new one replaces. Filters count as if the tag of the record suited them best. The
-    record with the most copies is written to the topic where the line of sources begins. A cycle has no beginning, so
-    a record of each of its topics counts; it stops after `MAX_HOPS` copies.
+    record with the most copies is written to the topic where the line of sources begins, or to one of the cycle there.
     """
-
-    ring: set[Topic] = set()
 
     def routers_of(topic: Topic | None) -> dict[Topic | None, list[RouterConfig]]:
         found: dict[Topic | None, list[RouterConfig]] = {}
@@ -284,30 +277,27 @@ def copies_of_one(
         return found
 
     def copies_from(start: Topic | None) -> int:
-        copies, seen, left = 0, {start}, [(start, 1, 0)]
+        copies, seen, left = 0, {start}, [(start, 1)]
         # Bound: the number of topics. Each of them is added to `left` once.
         while left and copies <= most:
-            topic, times, hops = left.pop()
-            for to, configs in routers_of(topic).items() if hops < MAX_HOPS else ():
+            topic, times = left.pop()
+            for to, configs in routers_of(topic).items():
                 # How many of these routers can copy the same record, at most.
                 exact = Counter(one.filter.text for one in configs if one.filter is not None and one.filter.op == "Eq")
-                matching = len(configs) - exact.total() + max(exact.values(), default=0)
-                made = 0 if to in seen else times * matching
-                copies += made
-                if made and to is not None:
-                    seen.add(to)
-                    left.append((to, made, hops + 1 if hops or to in ring else 0))
+                made = times * (len(configs) - exact.total() + max(exact.values(), default=0))
+                if made and to not in seen:
+                    copies += made
+                    if to is not None:
+                        seen.add(to)
+                        left.append((to, made))
         return copies
 
     if source is None:
         return copies_from(None)
     line = upstream(source, without=without)
-    last = into(line[-1])
-    if dest in line:  # the new router closes a cycle
-        ring = set(line[: line.index(dest) + 1])
-    elif last is not None and last.routers != [without]:
-        ring = set(line[line.index(last.source) :])
-    return max(map(copies_from, ring or line[-1:]))
+    first = into(line[-1])
+    has_cycle = dest in line or (first is not None and first.routers != [without])
+    return max(map(copies_from, line if has_cycle else line[-1:]))
 
 
 def cycle_through(edge: Edge) -> list[Edge]:

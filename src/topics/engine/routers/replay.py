@@ -12,6 +12,8 @@ lost with it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from topics.engine import past_damage, retention
 from topics.engine.routers import copy
 from topics.engine.routers.graph import Edge, Links, Router, into, out_of, table_of, upstream
@@ -25,7 +27,8 @@ from topics.storage.log.router_entry import Copies, Mark, Resume, RouterDrop, Ro
 BASE_DEPTH = 1000
 DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
 
-NO_END = 1 << 62  # a target that no cursor reaches
+NO_END = 1 << 62  # no cursor and no head reaches it
+STAYS = -1  # a target that every cursor has reached
 
 # --- moving
 
@@ -44,67 +47,60 @@ def _is_ephemeral(topic: Topic) -> bool:
 
 
 def bring(
-    state: State,
-    edge: Edge,
-    targets: dict[int, int],
-    *,
-    max_head: int | None = None,
-    obeys_caps: bool = False,
-    stops: bool = False,
+    state: State, edge: Edge, upto: int, targets: Mapping[int, int] | None = None, *, max_head: int = NO_END
 ) -> None:
-    """Move routers of an edge to the cursors in `targets`. Copying ends when the head of the destination is `max_head`.
+    """Move routers of an edge to `upto`, or by id to the cursors in `targets`.
 
-    With `stops` the routers end there, too. With `obeys_caps` a full destination stops them; otherwise it is known that
-    it did not.
+    Copying ends when the head of the destination is `max_head`. Routers that go on to `NO_END` end there, too.
     """
-    if edge.cyclic:
+    targets = targets or {}
+    if edge.cyclic or edge.moving:
         return
     if not derives(edge):
         for router in edge.routers:
-            router.cursor = max(router.cursor, targets.get(router.router_id, 0))
+            router.cursor = max(router.cursor, targets.get(router.router_id, upto))
         return
     # A router that moves can make the topics before it catch up first, and can make the routers behind it move before
     # its copies evict what they have not read. Both nest once per router of a chain. Only Python functions call each
     # other on the way, so the depth takes no space on the C stack.
     allow_depth(BASE_DEPTH + DEPTH_PER_ROUTER * len(table_of(state).by_id))
-    edge.busy += 1
+    edge.moving = True
     try:
         # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
-        while (turn := edge.next(targets)) is not None:
-            if stops and max_head is not None and edge.dest.head >= max_head:
+        while (turn := edge.next(upto, targets)) is not None:
+            if upto == NO_END and edge.dest.head >= max_head:
                 return
-            (router, upto), source = turn, edge.source
+            (router, end), source = turn, edge.source
             # Copy records into the source until one lies behind the cursor, if there is none yet. One at a time: the
             # next may evict what a router out of the source has to forward first. A router that passed losses which
             # the source has not reached yet is above the head of the source.
             before = -1
             while before < source.head <= router.cursor:
                 before = source.head
-                fill(state, source, before + 1, obeys_caps=obeys_caps)
-            upto = min(upto, source.head)
-            if upto <= router.cursor:
-                targets = {key: value for key, value in targets.items() if key != router.router_id}
-            elif not _advance(state, router, upto, max_head, obeys_caps, stops=stops):
+                fill(state, source, before + 1)
+            end = min(end, source.head)
+            if end <= router.cursor:
+                targets = {**targets, router.router_id: STAYS}
+            elif not _advance(state, router, end, max_head, stops=upto == NO_END):
                 return  # full: no other router may overtake, even if its copies are smaller
     finally:
-        edge.busy -= 1
+        edge.moving = False
 
 
-def fill(state: State, topic: Topic, head: int, *, obeys_caps: bool = False) -> None:
+def fill(state: State, topic: Topic, head: int) -> None:
     """Copy records into a topic until it reaches `head`, if its edge can."""
     edge = into(topic)
-    if edge is not None and not edge.busy and derives(edge):
-        targets = {router.router_id: NO_END for router in edge.routers}
-        bring(state, edge, targets, max_head=head, obeys_caps=obeys_caps, stops=True)
+    if edge is not None and derives(edge):
+        bring(state, edge, NO_END, max_head=head)
 
 
-def _advance(state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool) -> bool:
+def _advance(state: State, router: Router, upto: int, max_head: int, *, stops: bool) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
     source, dest = router.edge.source, router.edge.dest
     if router.staged_cursor:
         _skip_owed(router, max_head)
         return True
-    upto, passed = copy.next_part(router, min(upto, source.head))
+    upto, passed = copy.next_part(router, upto)
     if passed:
         _skip(dest, upto - router.cursor, max_head)
     if passed is not None:
@@ -114,18 +110,14 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     if gathered is None:
         return True  # records turned out to be lost: try again
     copier, (pieces, end) = copy.Copier(table_of(state), router), gathered
-    made = past_damage.present(dest, lambda: list(copier.entries(pieces, dest.head + 1)))
+    made = past_damage.present(dest, lambda: copier.entries(pieces, dest.head + 1))
     if made is None:
         return True  # records of the destination turned out to be lost: try again
     for entry, piece in made:
         router.cursor = max(router.cursor, piece.seqs[0] - 1)
-        fits = len(entry.sizes)
-        if obeys_caps:
-            fits = _keeps(state, dest, entry, copy.room(dest, entry.sizes))
-        if max_head is not None and dest.head + fits > max_head:
-            fits = max_head - dest.head
-            if fits <= 0 and not stops:
-                break  # no more copies were made: these had been there before
+        fits = min(_keeps(state, dest, entry), max_head - dest.head)
+        if dest.head >= max_head and not stops:
+            break  # no more copies were made: these had been there before
         if fits <= 0:
             return False
         if not copier.land(entry, piece, fits):
@@ -134,41 +126,43 @@ def _advance(state: State, router: Router, upto: int, max_head: int | None, obey
     return True
 
 
-def _keeps(state: State, dest: Topic, entry: Append, fits: int) -> int:
-    """Return how many of `fits` copies may land so that none is evicted from `dest` before it was forwarded further.
+def _keeps(state: State, dest: Topic, entry: Append) -> int:
+    """Return how many of the copies may land so that none is evicted from `dest` before it was forwarded further.
 
-    The routers out of `dest` go first, as far as they can. If that is not enough, the live server decides what they
-    give up, because only its decisions are logged.
+    Within the log, it is known that they landed. After its end, the routers out of `dest` go first, as far as they can.
+    If that is not enough, the live server decides what they give up, because only its decisions are logged.
     """
-    if dest not in table_of(state).before_stops:
+    before_stops = table_of(state).before_stops
+    if before_stops is None:
+        return len(entry.sizes)
+    fits = copy.room(dest, entry.sizes)
+    if dest not in before_stops:
         return fits  # none of the routers further on stops
     behind = [edge for edge in out_of(dest) if not _is_ephemeral(edge.dest)]
     has_asked = False
     # Bound: each round but one halves `fits`.
     while fits > 0:
-        upto = retention.reach(dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts)
+        upto = copy.reach(dest, entry, fits)
         if upto <= dest.earliest or all(router.cursor >= upto - 1 for edge in behind for router in edge.routers):
             break
         if has_asked:
             fits //= 2
             continue
         has_asked = True
-        for edge in behind:
-            if derives(edge) and not edge.busy:
-                bring(state, edge, {router.router_id: dest.head for router in edge.routers}, obeys_caps=True)
+        for edge in filter(derives, behind):
+            bring(state, edge, dest.head)
     return fits
 
 
-def _skip_owed(router: Router, max_head: int | None = None) -> None:
+def _skip_owed(router: Router, max_head: int = NO_END) -> None:
     """Give seqs to the records that the router gave up."""
     _skip(router.edge.dest, router.owed, max_head)
     router.cursor = max(router.cursor, router.staged_cursor)
     router.owed = router.staged_cursor = 0
 
 
-def _skip(dest: Topic, n: int, max_head: int | None) -> None:
-    upto = dest.head + n if max_head is None else min(dest.head + n, max_head)
-    retention.skip_to(dest, upto + 1, "source_trim")
+def _skip(dest: Topic, n: int, max_head: int = NO_END) -> None:
+    retention.skip_to(dest, min(dest.head + n, max_head) + 1, "source_trim")
 
 
 class Recovering:
@@ -197,10 +191,8 @@ class Recovering:
                     router.staged_cursor = upto - 1
             return None
         for edge in list(links.outgoing.values()):
-            if not edge.busy and derives(edge):
-                targets = {router.router_id: upto - 1 for router in edge.routers if router.cursor < upto - 1}
-                if targets:
-                    bring(self._state, edge, targets)
+            if derives(edge):
+                bring(self._state, edge, upto - 1)
         return None
 
     def deleting(self, links: Links) -> None:
@@ -214,7 +206,7 @@ class Recovering:
 
     def loses_copies(self) -> bool:
         """Return whether a durable destination may lack records that an ephemeral source has lost."""
-        edges = [edge for edge in self._table.edges() if not edge.cyclic]
+        edges = [edge for edge in self._table.edges.values() if not edge.cyclic]
         return any(_is_ephemeral(edge.source) and not _is_ephemeral(edge.dest) for edge in edges)
 
     def catch_up(self) -> bool:
@@ -227,28 +219,29 @@ class Recovering:
         owing = [router for router in table.by_id.values() if router.staged_cursor]
         for router in owing:
             _skip_owed(router)
-        stops = [edge for edge in table.edges() if edge.cyclic or edge.dest.config.discard == "reject"]
+        stops = [edge for edge in table.edges.values() if edge.cyclic or edge.dest.config.discard == "reject"]
         table.before_stops = {topic for edge in stops for topic in upstream(edge.source)}
         # Bound: each round but the last moves a cursor or a head, and cursors end at the heads of their sources.
         while True:
             before = [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]
-            for edge in filter(derives, table.edges()):
-                targets = {router.router_id: edge.source.head for router in edge.routers}
-                bring(self._state, edge, targets, obeys_caps=True)
+            for edge in filter(derives, table.edges.values()):
+                bring(self._state, edge, edge.source.head)
             if before == [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]:
-                return bool(owing)
+                break
+        table.before_stops = None
+        return bool(owing)
 
     def end(self) -> None:
         """Let routers pass losses that were found after the end of the log. Then the engine takes over."""
         for router in self._table.by_id.values():
             router.cursor = min(router.cursor, router.edge.source.head)  # after a restore, the source may be shorter
-        for edge in self._table.edges():
+        for edge in self._table.edges.values():
             source, dest = edge.source, edge.dest
             if edge.cyclic or not (_is_ephemeral(source) or _is_ephemeral(dest)):
                 continue
             for router in edge.routers:  # pass everything that an ephemeral topic has lost with the process
                 if not _is_ephemeral(dest) and router.cursor < source.head:
-                    _skip(dest, source.losses.within(router.cursor + 1, source.head)[0], None)
+                    _skip(dest, source.losses.within(router.cursor + 1, source.head)[0])
                 router.cursor = source.head
         self.catch_up()
         self._table.hooks = self._live or self
@@ -268,7 +261,7 @@ def put_router(state: State, entry: RouterPut) -> Router | None:
     table = table_of(state)
     was = table.by_id.get(entry.router_id)
     if was is not None and was.cursor < entry.cursor:  # in a replay
-        bring(state, was.edge, {entry.router_id: entry.cursor})
+        bring(state, was.edge, STAYS, {entry.router_id: entry.cursor})
     router = table.put(
         entry.name, router_id=entry.router_id, source=source, dest=dest, config=entry.config, cursor=entry.cursor
     )
@@ -288,14 +281,13 @@ def replay_mark(state: State, entry: Mark) -> None:
         return
     others = dict(entry.others)
     if (edge := into(topic)) is not None:
-        targets = {router.router_id: others.get(router.router_id, router.cursor) for router in edge.routers}
-        bring(state, edge, targets, max_head=entry.head)
+        bring(state, edge, STAYS, others, max_head=entry.head)
         if topic.head < entry.head:
             expected = not entry.holds or _is_ephemeral(topic)
             retention.skip_to(topic, entry.head + 1, "restart" if expected else "corrupt")
     if entry.upto >= 0:
         for edge in out_of(topic):
-            bring(state, edge, {router.router_id: others.get(router.router_id, entry.upto) for router in edge.routers})
+            bring(state, edge, entry.upto, others)
         if entry.holds:
             table_of(state).pinned = topic
 

@@ -42,7 +42,7 @@ class Routers:
 
     def attach(self) -> None:
         """Make all edges due, once the state of the engine is recovered."""
-        for edge in self.table.edges():
+        for edge in self.table.edges.values():
             self.due.add(edge)
 
     def mark_moved(self) -> None:
@@ -78,13 +78,13 @@ class Routers:
         self._check_shape(router, request, source, dest)
         if dest is None and not request.create_dest:
             raise topic_not_found(request.dest)
-        if router is not None and router.edge.source is source and router.edge.dest is dest and router.config == config:
+        moves = router is None or router.edge.source is not source or router.edge.dest is not dest
+        if router is not None and not moves and router.config == config:
             return Ticket.of((router, False))
         self._check_copies(router, config, source, dest)
         missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
         creates = [staging.new_topic(name_of, TopicConfig(), more=len(missing) - 1) for name_of in missing]
         ids = {create.name: create.topic_id for create in creates}
-        moves = router is None or router.edge.source is not source or router.edge.dest is not dest
         entry = RouterPut(
             ids.get(request.source) or source.topic_id,  # type: ignore[union-attr]
             table.next_id if router is None or moves else router.router_id,
@@ -159,7 +159,7 @@ class Routers:
     ) -> None:
         """Raise if one record could have too many copies. Only routers that share an edge multiply them."""
         table, limit = self.table, self._staging.limits.max_copies
-        if limit and (table.twins or (dest is not None and into(dest) is not None)):
+        if limit and (len(table.by_id) > len(table.edges) or (dest is not None and into(dest) is not None)):
             most = max(limit, len(table.by_name) + (router is None))
             if copies_of_one(source, dest, config, without=router, most=most) > most:
                 why = "because routers share source and destination; delete some of these, or raise TOPICS_MAX_COPIES"
