@@ -20,7 +20,7 @@ GATHER_WATCHERS = 16  # subscriptions of one topic; fewer do not repay the wait
 SLICE_NS = 300_000
 REST = 8
 # The copies of a turn within these bounds are made before the next request is read, so that a client finds them.
-FEW_STEPS = 8  # of the forwarder in a slice: those of four routers. More delay the next write of the same client.
+FEW_STEPS = 4  # of the forwarder in a slice: one per router. More delay the next write of the same client.
 FEW_WRITES = 4  # in one turn of the loop
 FEW_RECORDS = 100  # that a router has not copied yet
 STARVED_NS = 20_000_000  # a router whose destination waits for a sync for longer than this has the log synced

@@ -118,10 +118,11 @@ def next_part(router: Router, upto: int) -> tuple[int, str | None]:
     That is the reason for which these records were lost, "" if they were deleted, or None if there are records to copy.
     """
     source, start = router.edge.source, router.cursor + 1
-    if (run := source.losses.covering(start)) is not None:
-        return min(run[1], upto), run[2]
-    lost = source.losses.next_from(start)
-    upto = upto if lost is None else min(upto, lost - 1)
+    if source.losses.runs:
+        if (run := source.losses.covering(start)) is not None:
+            return min(run[1], upto), run[2]
+        if (lost := source.losses.next_from(start)) is not None:
+            upto = min(upto, lost - 1)
     return (min(source.earliest - 1, upto), "") if start < source.earliest else (upto, None)
 
 

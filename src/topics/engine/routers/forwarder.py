@@ -62,7 +62,7 @@ class DueEdges:
     @property
     def are_few(self) -> bool:
         """Whether a turn may end with the copies of what has grown in it: see `FEW_STEPS`."""
-        left = FEW_STEPS // 2
+        left = FEW_STEPS
         for topic in self.grown:
             for edge in out_of(topic):
                 left -= 1
@@ -264,7 +264,7 @@ class Forwarder:
             if not is_whole or dest.next_seq != entry.last + 1:
                 return True  # the entries after it have to be made again
         self._pass(router, end)
-        return True
+        return edge.next(edge.source.head) is not None
 
     def _pass(self, router: Router, upto: int) -> None:
         """Move the cursor to `upto`: there is nothing more to copy."""
