@@ -127,24 +127,14 @@ class Appends:
             topic = staging.resolve(name)
         commits = self._commits
         now = commits.turn_ms or self._clock.now_ms()
-        limits, key, plain = self._limits, request.idempotency_key, 0
-        names: list[Name] = []  # that another write of this turn must not have
-        if key is not None:
-            if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
-                what = f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters"
-                raise invalid(what, field="idempotency_key")
-            if topic is not None and (twin := _seen(topic, key, now)) is not None:
-                return twin
-            staging.admit_key(idempotency.size_bytes(key))
-            names.append(key)
-        elif prepared is None:
+        limits, plain = self._limits, 0
+        names: list[Name] | None = None
+        if prepared is None and request.idempotency_key is None:
             plain = plain_bytes(request, limits)
-        if not plain and type(request) is not PlainWriteRequest and len(request.records) == 1:
-            if (unique := request.records[0].unique) is not None:
-                if topic is not None and (twin := _pending(topic, unique.key, now)) is not None:
-                    return twin
-                staging.admit_key(idempotency.size_bytes(unique.key))
-                names.append((unique.key,))
+        if not plain:
+            names, twin = self._names(topic, request, now)
+            if twin is not None:
+                return twin
         if topic is None:
             return self._create(name, request, now, prepared, plain)
         config = topic.config
@@ -178,6 +168,25 @@ class Appends:
         self.warning = warning
         return ticket
 
+    def _names(self, topic: Topic | None, request: WriteRequest, now: int) -> tuple[list[Name], Ticket | None]:
+        """Return what another write of this turn must not have, and the outcome of an earlier write that has it."""
+        key, names = request.idempotency_key, list[Name]()
+        if key is not None:
+            if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
+                what = f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters"
+                raise invalid(what, field="idempotency_key")
+            if topic is not None and (twin := _seen(topic, key, now)) is not None:
+                return names, twin
+            self._staging.admit_key(idempotency.size_bytes(key))
+            names.append(key)
+        if type(request) is not PlainWriteRequest and len(request.records) == 1:
+            if (unique := request.records[0].unique) is not None:
+                if topic is not None and (twin := _pending(topic, unique.key, now)) is not None:
+                    return names, twin
+                self._staging.admit_key(idempotency.size_bytes(unique.key))
+                names.append((unique.key,))
+        return names, None
+
     def extend(self, ticket: Ticket, requests: Sequence[WriteRequest]) -> bool:
         """Add plain writes to a pending one, if that is the last of its topic. Return False if one needs a ticket."""
         topic, limits, count, size_bytes = ticket.topic, self._limits, 0, 0
@@ -203,7 +212,9 @@ class Appends:
     def _share(self, topic: Topic, request: WriteRequest, size_bytes: int, first: int, ts: int) -> Ticket:
         """Stage plain records for an entry that appends of this turn share. Caps would have to count pending ones."""
         n = len(request.records)
-        leader: Ticket | None = topic.follow(n, size_bytes, ts, PLAIN_MAX_RECORDS, PLAIN_MAX_BYTES)
+        leader: Ticket | None = topic.leader
+        if leader is not None:
+            leader = topic.follow(n, size_bytes, ts, PLAIN_MAX_RECORDS, PLAIN_MAX_BYTES)
         if leader is not None:
             leader.entry.append(request)
             self._commits.pending_bytes += size_bytes
@@ -264,8 +275,8 @@ class Appends:
         self.warning = warning
 
         def take_effect(topic: Topic) -> Appended:
-            staging.land(topic, entry)
-            return Appended(topic, entry.first, entry.last, topic.head, created=True)
+            staging.land(topic, entry, plain=plain > 0)
+            return Appended(topic, 1, topic.head, topic.head, created=True)
 
         if blob is not None:
             self._commits.has_large = True

@@ -103,15 +103,17 @@ def drop(state: State, topic: Topic) -> None:
 
 
 def append_plain(state: State, topic: Topic, entry: entries.Append) -> None:
-    """Append one plain record. In the middle of a segment, without caps and TTL, this takes the fast path.
+    """Append one plain record. Without caps and TTL, in a segment that has room, this takes the fast path.
 
     Every other case is left to `append`.
     """
     segment, config, limits = topic.segments[-1], topic.config, state.segment_limits
     count, ts, blob = segment.count, entry.ts, entry.blob
     size_bytes = len(blob)
+    if not count:
+        segment.opened_ms = ts  # type: ignore[attr-defined]
     if (
-        not 0 < count < limits.max_events
+        count >= limits.max_events
         or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
         or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
         or config.ttl_ms
@@ -124,7 +126,9 @@ def append_plain(state: State, topic: Topic, entry: entries.Append) -> None:
     if entry.first != topic.head + 1:
         raise OutOfOrder(topic, entry.first)
     segment.grew(blob, 1, ts)  # type: ignore[attr-defined]
-    topic.head = entry.first
+    topic.head = head = entry.first
+    if topic.next_seq <= head:  # as in `append`
+        topic.pass_head()
     topic.count += 1
     topic.bytes += size_bytes
     totals = topic.totals
@@ -249,7 +253,7 @@ def _delete_prefix(topic: Topic, before: int) -> None:
             continue
         if high == segment.count:
             n, size_bytes = segment.live, segment.live_bytes
-        elif retention.ready(topic, segment):
+        elif segment.in_memory or retention.ready(topic, segment):
             n, size_bytes = segment.live_within(low, high)
         else:
             continue
@@ -304,7 +308,6 @@ def replay_append(state: State, topic: Topic, entry: entries.Append) -> None:
         is_plain = entry.metas is None and entry.key is None and entry.extras is None
         if is_plain and len(entry.sizes) == 1 and not isinstance(entry.nodes, list):
             append_plain(state, topic, entry)  # half the time, and most entries are of this kind
-            topic.pass_head()
         else:
             append(state, topic, entry)
 

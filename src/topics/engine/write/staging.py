@@ -77,7 +77,7 @@ class Staging:
         Raise `replica_unavailable` while a change of the topic itself waits for an upload.
         """
         topic = self._synced(name)
-        if self.commits.uploads and (name in self.commits.creating or (topic is not None and topic.changing)):
+        if (name in self.commits.creating if topic is None else topic.changing) and self.commits.uploads:
             raise uploads.busy(f'a change of topic "{name}"')
         return topic
 
@@ -163,8 +163,8 @@ class Staging:
         creating, durability = self.commits.creating, create.config.durability
         ticket = Ticket(also=also, at_ms=at_ms, size_bytes=0 if append is None else len(append.blob))
         ceiling = self.ceilings.first_step() if append is None else FIRST_CEILING
-        if append is not None and append.last > ceiling:  # above the ceiling that the creation implies
-            ceiling += append.last
+        if append is not None and len(append.sizes) > ceiling:  # above the ceiling that the creation implies
+            ceiling += len(append.sizes)
             gated = max(gated, self.commits.uploads.gate)
         if self.logged:
             begun: list[entries.Entry] = [create]
@@ -226,9 +226,10 @@ class Staging:
             if total > quota_bytes:
                 raise server_full("max_total_bytes", quota_bytes)
 
-    def land(self, topic: Topic, entry: entries.Append) -> None:
+    def land(self, topic: Topic, entry: entries.Append, *, plain: bool = False) -> None:
         """Apply a write that is in the log, and notify the readers that wait for it."""
-        apply.append(self.state, topic, entry)
+        add = apply.append_plain if plain and len(entry.sizes) == 1 else apply.append
+        add(self.state, topic, entry)
         if topic.links is not None:
             topic.links.written = True
             topic.links.table.hooks.source_grew(topic)

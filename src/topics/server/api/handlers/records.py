@@ -70,8 +70,9 @@ def _append_large(services: Services, call: Call) -> Steps[Answer]:
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
     if ticket.count != 1:
-        seqs = range(ticket.result.first, ticket.result.last + 1)
-        return _appended(ticket, request, f',"seqs":{_encode(list(seqs)).decode()}')
+        first, last = ticket.result.first, ticket.result.last
+        seqs = f"[{first}]" if first == last else _encode(list(range(first, last + 1))).decode()
+        return _appended(ticket, request, f',"seqs":{seqs}')
     # What `_appended` returns for a single record in a topic that was there: most answers of a busy server.
     seq, topic, sync_ns = ticket.first, ticket.topic, ticket.sync_ns
     assert topic is not None

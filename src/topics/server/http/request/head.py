@@ -166,7 +166,7 @@ class HeadCache:
             return None
         path, _, query = match[2].partition(b"?")
         known = (match[1].decode(), path, query, *block, None)
-        if len(raw) <= MAX_HEAD_BYTES and b"token" not in unquote_to_bytes(query):
+        if len(raw) <= MAX_HEAD_BYTES and not (query and b"token" in unquote_to_bytes(query)):
             if len(self.known) >= MAX_HEADS:
                 self.known.clear()
             self.known[raw] = known
