@@ -231,8 +231,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     def may_create(self, name: str) -> bool:
         """Return whether a write may create a topic of this name."""
         return "all" in self.auto_create or any(
-            rule == name or (rule.endswith("*") and name.startswith(rule[:-1]))
-            for rule in self.auto_create
+            rule == name or (rule.endswith("*") and name.startswith(rule[:-1])) for rule in self.auto_create
         )
 
 

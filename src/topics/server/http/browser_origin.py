@@ -77,7 +77,7 @@ class Pages:
         site = headers.get(b"sec-fetch-site")
         if site is None:
             accept = headers.get(b"accept", b"").lower()
-            return names_any(accept, PART_MEDIA) and not names_any(accept, (*PAGE_MEDIA, EVENT_STREAM))
+            return bool(accept) and names_any(accept, PART_MEDIA) and not names_any(accept, (*PAGE_MEDIA, EVENT_STREAM))
         return site.strip().lower() not in (b"same-origin", b"none")
 
     def _is_ours(self, authority: str) -> bool:

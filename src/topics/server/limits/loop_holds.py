@@ -4,10 +4,10 @@ Nothing else runs while a callback runs, so each of these is a pause for every c
 runs in slices of about half a millisecond; what cannot be cut is measured here too.
 """
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Cause(Enum):
+class Cause(StrEnum):  # the hash of other members is a function in Python
     """The kinds of work, as metrics name them."""
 
     CHECKPOINT = "checkpoint"  # copies the state for a snapshot, and takes over the files that were written

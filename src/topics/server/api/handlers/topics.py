@@ -35,9 +35,9 @@ def put_topic(services: Services, call: Call) -> Answer:
 
 def get_topic(services: Services, call: Call) -> Answer:
     touch = query_string.flag(query_string.parse(call.request.query), "touch", default=True)
-    topic = services.engine.expire_and_get(call.params["topic"], touch=touch)
+    topic, now_ms = services.engine.expire_and_get(call.params["topic"], touch=touch), services.runtime.clock.now_ms()
     answer = wire.TopicState(
-        **_figures(services, topic),
+        **_figures(topic, now_ms),
         next_seq=topic.head + 1,
         config=topic.config,
         last_write_ts=topic.last_write_ts,
@@ -47,7 +47,7 @@ def get_topic(services: Services, call: Call) -> Answer:
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
         trimmed_seq=topic.trimmed or None,
     )
-    answer.archive = archived.standing(topic, services.runtime.clock.now_ms())
+    answer.archive = archived.standing(topic, now_ms)
     return json_answer(200, answer)
 
 
@@ -69,12 +69,12 @@ def get_schema(services: Services, call: Call) -> Answer:
     return json_answer(200, answer)
 
 
-def _figures(services: Services, topic: Topic) -> dict[str, Any]:
+def _figures(topic: Topic, now_ms: int) -> dict[str, Any]:
     """Return the fields that both the state of a topic and its row in a list have."""
     return {
         "topic": topic.name, "type": topic.config.type, "epoch": topic.epoch, "head_seq": topic.head,
         "earliest_seq": topic.earliest, "count": topic.count, "bytes": topic.bytes,
-        "effective_priority": effective_priority(topic, services.runtime.clock.now_ms()),
+        "effective_priority": effective_priority(topic, now_ms),
     }  # fmt: skip
 
 
@@ -100,13 +100,13 @@ def list_topics(services: Services, call: Call) -> Steps[Answer]:
         now_ms = engine.expire(topic)
         if touch:
             topic.last_read_ts = now_ms
-        return _summary(services, topic, details=details)
+        return _summary(topic, now_ms, details=details)
 
     return (yield from page_answer(call, engine.state.names, engine.topics.get, summary, wire.TopicList))
 
 
-def _summary(services: Services, topic: Topic, *, details: bool) -> wire.TopicSummary:
-    summary = wire.TopicSummary(**_figures(services, topic), durable=topic.config.durable)
+def _summary(topic: Topic, now_ms: int, *, details: bool) -> wire.TopicSummary:
+    summary = wire.TopicSummary(**_figures(topic, now_ms), durable=topic.config.durable)
     if details:
         summary.config = topic.config
         summary.last_write_ts = topic.last_write_ts

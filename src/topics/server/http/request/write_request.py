@@ -6,7 +6,6 @@ is scanned first, a record at a time: the decoder finds the end of a value, and 
 raw one. The records are then decoded in parts.
 """
 
-import contextlib
 import json
 import re
 from collections.abc import Generator
@@ -44,7 +43,7 @@ class Batch(Struct, gc=False):
 _write_decoder: RequestDecoder[WriteRequest] = RequestDecoder(WriteRequest, writes=True)
 _batch_decoder: RequestDecoder[Batch] = RequestDecoder(Batch, writes=True)
 _plain_decoder = Decoder(PlainWriteRequest)
-_decode_write = _write_decoder.decode
+_decode_write, _plain_decode = _write_decoder.decode, _plain_decoder.decode
 _WHITE = b" \t\r\n"
 _INDEX = re.compile(r"\brecords\[(\d+)\]")
 
@@ -57,8 +56,10 @@ def decode_write(body: bytes, noted: Noted) -> WriteRequest:
     if len(body) > BATCH_BYTES:
         if not body.isascii():
             check_text(body)
-        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            return _plain_decoder.decode(body)
+        try:
+            return _plain_decode(body)
+        except (msgspec.MsgspecError, RecursionError):  # `suppress` takes as long as the decoder
+            pass
     return _decode_write(body, noted)
 
 
