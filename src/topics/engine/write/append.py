@@ -266,8 +266,11 @@ class Appends:
             what = f'topic "{name}" does not exist, and TOPICS_AUTO_CREATE lets no write create it'
             raise TopicsError(Code.TOPIC_NOT_FOUND, what, detail={"topic": name, "reason": "auto_create"})
         warning = None if config.schema is None else self._check(config, request, prepared)
-        entry = plain_entry([request], 0, 1, now) if plain else self._entry(request, blob, 0, 1, now)
-        check_terms(config, request, entry)
+        if plain:
+            entry = plain_entry([request], 0, 1, now)
+        else:
+            entry = self._entry(request, blob, 0, 1, now)
+            check_terms(config, request, entry)
         if config.cap_bytes or config.cap_records or self._limits.max_total_bytes:
             staging.check_room(config, None, entry, now)
         create = staging.new_topic(name, config)

@@ -295,8 +295,9 @@ class PatternWaiters:
 
     def created(self, topic: Topic) -> None:
         """Call `match` of every watcher with a prefix of the new topic's name, once each."""
-        for match in [match for prefixes, match in self._watchers.values() if topic.name.startswith(prefixes)]:
-            match(topic)
+        if self._watchers:
+            for match in [match for prefixes, match in self._watchers.values() if topic.name.startswith(prefixes)]:
+                match(topic)
 
 
 def open_positions(engine: Engine, topics: dict[str, TopicOptions], *, max_topics: int, lenient: bool) -> Ticket:

@@ -151,7 +151,7 @@ def encode(entry: Entry, *, after: bytes = b"") -> bytes:
 
 def encode_begun(entries: Sequence[Entry]) -> bytes:
     """Return the entries as the first frames of a write: they take effect with the frame after them, or never."""
-    return b"".join(frame.encode(entry.kind | frame.MORE, entry.topic_id, 0, 0, _encode(entry)) for entry in entries)
+    return b"".join([frame.encode(entry.kind | frame.MORE, entry.topic_id, 0, 0, _encode(entry)) for entry in entries])
 
 
 def encode_all(entries: Sequence[Entry]) -> bytes:
