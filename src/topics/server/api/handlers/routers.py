@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from topics.engine.routers.graph import Router
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
@@ -120,10 +122,5 @@ def _summary(router: Router) -> dict[str, Any]:
 
 
 def _fields(router: Router) -> dict[str, Any]:
-    config = router.config
-    return _summary(router) | {
-        "preserve_node": config.preserve_node,
-        "preserve_tag": config.preserve_tag,
-        "filter": None if config.filter is None else config.filter.wire(),
-        "allow_cycle": config.allow_cycle,
-    }
+    match = router.config.filter
+    return structs.asdict(router.config) | _summary(router) | {"filter": None if match is None else match.wire()}

@@ -179,9 +179,6 @@ class WebSocket(LiveConnection, Upgrade):
         """Send messages with one write."""
         self.send(b"".join([part for text in texts for part in (text_head(len(text)), text)]))
 
-    def _send_text(self, payload: bytes) -> None:
-        self.send(text_head(len(payload)) + payload)
-
     def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
         if self.open and (sink := self._sink) is not None:  # as `send` does it, without a call
             self.last_sent_s = frame.sent_s
@@ -189,7 +186,8 @@ class WebSocket(LiveConnection, Upgrade):
                 self.fill()
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
-        self._send_text(socket_payload(event, data))
+        payload = socket_payload(event, data)
+        self.send(text_head(len(payload)) + payload)
 
     def topic_deleted(self, subscription: Subscription) -> None:
         self.commands.subscriptions.remove(subscription)
