@@ -94,13 +94,6 @@ ATTEMPT = "spark.jobGroup.id"  # of a stream: one for each start of the query
 KEPT = "topics"  # in the checkpoint: see `FirstRequests`
 
 
-class TaskWrites(WriterCommitMessage):
-    """What a task wrote, as Spark takes it."""
-
-    def __init__(self, sent: Sent) -> None:
-        self.records, self.repeated = sent.records, sent.repeated
-
-
 class _Writer:
     not_append: str  # why rows cannot be replaced
     write_id: str | None = None  # of a batch
@@ -112,7 +105,7 @@ class _Writer:
         self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
         check_window(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task. Keys have query and batch of a stream (also in `foreachBatch`), or the write id."""
         task, options, first = TaskContext.get(), self._options, None
         query = None if task is None else task.getLocalProperty(QUERY_ID)
@@ -128,7 +121,8 @@ class _Writer:
             raise RuntimeError("Spark did not name the query of a streaming task, so its rows cannot be written once")
         else:
             run = f"spark/{self.write_id}"
-        return write_rows(iterator, options, self._renderer, run, first)
+        write_rows(iterator, options, self._renderer, run, first)
+        return WriterCommitMessage()
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -161,7 +155,7 @@ def write_rows(
     renderer: Renderer,
     run: str,
     first: FirstRequests | None = None,
-) -> TaskWrites:
+) -> Sent:
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by, repeated=None if first is None else first.repeated)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
@@ -173,7 +167,7 @@ def write_rows(
             send(client, options, plain.add(plain_rows), done)
         send(client, options, grid.finish(), done)
         send(client, options, plain.finish(), done)
-    return TaskWrites(done)
+    return done
 
 
 def check_window(options: WriteOptions) -> None:

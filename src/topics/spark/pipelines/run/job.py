@@ -259,7 +259,9 @@ class PipelineJob:
                 raise BadUsage(f"{self.report.pipeline} needs Spark: remove spark=False")
             from topics.spark.spark_session import register, session
 
-            running = _active_session() or self._connected()
+            running = _active_session()
+            if running is None and (state := self._warm()) is not None:
+                running = self._shared = warm.connect(state, f"topics {self.report.pipeline}")
             if running is not None:
                 self._spark = register(running)
             else:
@@ -275,11 +277,6 @@ class PipelineJob:
                 if interrupted:
                     self.step(interrupted)
         return self._spark
-
-    def _connected(self) -> SparkSession | None:
-        state = self._warm()
-        self._shared = None if state is None else warm.connect(state, f"topics {self.report.pipeline}")
-        return self._shared
 
     def _warm(self) -> warm.State | None:
         """Return the Spark that `topics spark start` started, if this job may use it."""
