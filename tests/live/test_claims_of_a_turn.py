@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -215,3 +216,23 @@ def test_claims_of_a_turn_do_not_ask_the_streams_that_are_full(monkeypatch: pyte
     shop.write(1)
     shop.loop.turn()
     assert asked == ["stream", "stream"]
+
+
+def test_claims_and_acks_of_a_turn_leave_no_reference_cycles(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=20)
+
+    def work() -> None:
+        answers = [shop.claim(node, 2) for node in "abc"]
+        shop.loop.turn()
+        for node, answer in zip("abc", answers, strict=True):
+            shop.ask("ack", node=node, seqs=seqs(answer))
+        shop.loop.turn()
+
+    work()
+    gc.collect()
+    gc.disable()
+    try:
+        work()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

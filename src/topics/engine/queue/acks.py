@@ -71,9 +71,8 @@ class Acks:
         followers: list[Ticket] = []
         ticket.followers = followers
 
-        def undo() -> None:
-            for one in (ticket, *followers):
-                queue.put_back(one.entry.jobs.values())
+        def undo() -> None:  # without the ticket, which refers to it: a cycle would wait for the garbage collector
+            queue.put_back(chain(jobs, *(one.entry.jobs.values() for one in followers)))
 
         ticket.apply, ticket.undo, ticket.at_ms, ticket.close = self._take_effect, undo, now_ms, _close
         durability = topic.config.durability
