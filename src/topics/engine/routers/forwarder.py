@@ -440,13 +440,11 @@ class Forwarder:
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
             return self._due.hold(edge, "throttled: the server holds as much as max_total_bytes allows")
         fits = copy.room(dest, entry.sizes)
+        if not fits and dest.config.ttl_ms:
+            retention.expire(dest, now)
+            fits = copy.room(dest, entry.sizes)
         if fits:
             return fits
-        if dest.config.ttl_ms:
-            retention.expire(dest, now)
-            if fits := copy.room(dest, entry.sizes):
-                edge.last_error = edge.last_error or "topic_full"  # expiry made room: the log must say when
-                return fits
         if not copy.storable(dest, entry.sizes)[1]:
             return self._due.hold(
                 edge,
