@@ -139,10 +139,7 @@ class Appends:
             return self._create(name, request, now, prepared, plain)
         config = topic.config
         warning = None if config.schema is None else self._check(config, request, prepared)
-        ts = topic.last_ts
-        if now > ts:
-            ts = now
-        first = topic.next_seq
+        first, ts = topic.next_seq, now if now > topic.last_ts else topic.last_ts
         has_caps = config.cap_bytes or config.cap_records or limits.max_total_bytes
         if plain and not has_caps and topic.links is None:
             ticket = self._share(topic, request, plain, first, ts)
@@ -170,21 +167,20 @@ class Appends:
 
     def _names(self, topic: Topic | None, request: WriteRequest, now: int) -> tuple[list[Name], Ticket | None]:
         """Return what another write of this turn must not have, and the outcome of an earlier write that has it."""
-        key, names = request.idempotency_key, list[Name]()
-        if key is not None:
+        names: list[Name] = []
+        if (key := request.idempotency_key) is not None:
             if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
                 what = f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters"
                 raise invalid(what, field="idempotency_key")
-            if topic is not None and (twin := _seen(topic, key, now)) is not None:
-                return names, twin
-            self._staging.admit_key(idempotency.size_bytes(key))
             names.append(key)
         if type(request) is not PlainWriteRequest and len(request.records) == 1:
             if (unique := request.records[0].unique) is not None:
-                if topic is not None and (twin := _pending(topic, unique.key, now)) is not None:
-                    return names, twin
-                self._staging.admit_key(idempotency.size_bytes(unique.key))
                 names.append((unique.key,))
+        for name in names:
+            text, find = (name, _seen) if isinstance(name, str) else (name[0], _pending)
+            if topic is not None and (twin := find(topic, text, now)) is not None:
+                return names, twin
+            self._staging.admit_key(idempotency.size_bytes(text))
         return names, None
 
     def extend(self, ticket: Ticket, requests: Sequence[WriteRequest]) -> bool:

@@ -52,8 +52,7 @@ class Commits:
         self.batch_writes = 0  # entries of the last batch, followers included
         # Called with a topic before the first change of it, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
-        # Raises the ceiling of a topic for a ticket whose seqs come near it: `Ceilings.guard`, if there is a log.
-        self.guard: Callable[[Topic, Ticket, int], None] | None = None
+        self.guard: Callable[[Topic, Ticket, int], None]  # `Ceilings.guard`: raises a ceiling that a ticket comes near
         self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
         self.has_large = False  # whether a large append is staged
         self._staged: list[Ticket] = []
@@ -86,7 +85,7 @@ class Commits:
         topic, count = ticket.topic, ticket.count
         if topic is not None:
             end = ticket.first + count + ticket.skips
-            if count and end > topic.ceiling - topic.ceiling_step // 2 and self.guard is not None:
+            if count and end > topic.ceiling - topic.ceiling_step // 2:
                 self.guard(topic, ticket, end)
             if topic.links is not None:
                 topic.links.table.hooks.staging(topic.links, ticket)

@@ -44,13 +44,10 @@ class Staging:
         self._keys = count()  # of listeners; an id may belong to another object once its object is freed
         self.after_growth: Callable[[], None] | None = None  # called after the listeners of all topics that grew
         self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
-
-        if logged:
-            commits.guard = self.ceilings.guard
+        commits.guard = self.ceilings.guard
 
     def attach(self, wal: Log) -> None:
         self.commits.attach(wal)
-        self.commits.guard = self.ceilings.guard
         self.logged = True
 
     # --- topics

@@ -37,7 +37,7 @@ MORE = 0x80  # the next frame belongs to the same write
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
 NOTHING = 0  # the kind that a reader gets for a refused frame
-LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
+LARGE_BYTES = 32 << 10  # from this size on, a checksum over the pieces is faster than a copy of the body
 
 Buffer = bytes | bytearray | memoryview
 
