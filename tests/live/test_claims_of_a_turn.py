@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from tests.live.manual import manual_app
 from tests.live.test_job_waiters import Worker
+from tests.simulated.clock import SimClock
 from topics.engine.queue import pick, verbs
 from topics.engine.queue.verbs import Claimed, Want
 from topics.engine.state.topic import Topic
@@ -26,7 +27,8 @@ class Shop:
     """A server with one queue on a manual loop. `passes` has the number of claims of each pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, jobs: int, **config: Any) -> None:
-        self.app, self.loop = manual_app()
+        self.clock = SimClock()
+        self.app, self.loop = manual_app(self.clock)
         self.engine = self.app.services.engine
         self.app.requests.begin(self.app.services)
         self.engine.put_topic("q", ConfigPatch(type="queue", **config))
@@ -120,6 +122,58 @@ def test_claims_of_a_turn_whose_records_do_not_fit_into_one_answer_get_them_all(
         shop.loop.turn()
     assert [seqs(answer) for answer in answers] == [[2, 3, 4], [5, 6, 7], [8, 9, 10]]
     assert len(shop.passes) > 2
+
+
+def dead_letters(monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """Return a shop with two jobs of one key. The only lease of the first has ended."""
+    shop = Shop(monkeypatch, jobs=0, max_deliveries=1, dead_letter="dead", lease_ms=1000)
+    shop.engine.append("q", WriteRequest([NewRecord(data=Raw(b"1"), key="k")] * 2))
+    shop.engine.flush()
+    shop.loop.turn()
+    assert seqs(shop.claim("a", 2)) == [1]
+    shop.engine.flush()
+    shop.clock.advance(ms=1001)
+    return shop
+
+
+@pytest.mark.parametrize("wait_ms", [0, 5000])
+def test_claim_that_moves_a_dead_letter_gets_the_next_job_of_its_key(monkeypatch: pytest.MonkeyPatch, wait_ms: int):
+    shop = dead_letters(monkeypatch)
+    answer = shop.claim("b", 2, wait_ms=wait_ms)
+    shop.engine.flush()
+    for _ in range(4):
+        shop.loop.turn()
+    assert (seqs(answer), shop.engine.topics["dead"].count) == ([2], 1)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_client_that_leaves_while_a_dead_letter_is_moved_takes_no_job(monkeypatch: pytest.MonkeyPatch, half: bool):
+    shop = dead_letters(monkeypatch)
+    answer = shop.claim("b", 2)
+    shop.loop.turn()
+    assert isinstance(answer, Deferred)
+    answer.hurry() if half else answer.cancel()
+    assert shop.engine.topics["q"].pending == 1, "the move waits for the log"
+    shop.engine.flush()
+    for _ in range(4):
+        shop.loop.turn()
+    later = shop.claim("c", 2)
+    for _ in range(4):
+        shop.loop.turn()
+    shop.engine.flush()
+    assert seqs(later) == [2]
+
+
+def test_claim_without_room_asks_for_jobs_once_more_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    shop = dead_letters(monkeypatch)
+    shop.engine.put_topic("q", ConfigPatch(paused=True))
+    shop.engine.flush()
+    shop.passes.clear()
+    answer = shop.claim("b", 2)
+    shop.engine.flush()
+    for _ in range(4):
+        shop.loop.turn()
+    assert (seqs(answer), shop.passes) == ([], [1, 1])
 
 
 def test_claim_of_this_turn_comes_before_clients_that_wait(monkeypatch: pytest.MonkeyPatch):

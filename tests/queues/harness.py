@@ -66,8 +66,10 @@ class Workshop:
     # --- workers
 
     def claim(self, node: str = "w", max: int = 1, lease_ms: int = 1000, holder: Holder | None = None) -> list[Any]:
-        [rows] = self.claims(Want(node=node, max=max, lease_ms=lease_ms, holder=holder))
-        return rows
+        """Claim, and once more if it had nothing and moved dead letters, as the server does."""
+        want, letters = Want(node=node, max=max, lease_ms=lease_ms, holder=holder), len(self.queue.exhausted)
+        [rows] = self.claims(want)
+        return rows if rows or not letters else self.claims(want)[0]
 
     def claims(self, *wants: Want) -> list[list[Any]]:
         """Serve all wants in one pass."""

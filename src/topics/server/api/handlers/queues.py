@@ -141,9 +141,18 @@ class PendingClaim:
         assert claimed is not None
         if ticket.error is not None and claimed.rows:
             self._deferred.resolve(error_response(ticket.error, self._request))
+        elif not claimed.rows and ticket.error is None and self._may_ask_again():
+            self._claimed = None
+            self.wait(0, fresh=True)
         else:
             written = b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
             self._deferred.resolve(_claimed(claimed, self._request, written))
+
+    def _may_ask_again(self) -> bool:
+        """Return whether there are jobs by now: its pass moved a dead letter, and the next job of its key is ready."""
+        queue, deferred = self._topic.queue, self._deferred
+        waits = self._patient or deferred.on_hurry is None or deferred.cancelled or self._services.runtime.draining
+        return not waits and queue is not None and queue.ready > len(queue.keys.blocked)
 
     def _hurried(self) -> None:
         if self._claimed is None:
