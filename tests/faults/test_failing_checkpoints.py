@@ -164,12 +164,13 @@ def test_server_reports_failing_checkpoints_and_recovers_by_itself(tmp_path: Pat
         [warning] = wait_for(lambda: warned(server))
         assert "No space left on device" in warning
         assert gauge(server, "topics_checkpoint_failing") == 1
-        syncs = gauge(server, "topics_wal_fsyncs_total")
+        syncs, rotations = gauge(server, "topics_wal_fsyncs_total"), gauge(server, "topics_wal_rotations_total")
         for _ in range(15):  # each write has the timer run once more at least
             httpx.post(f"{server.url}/v0/topics/t", json={"records": [{"data": 1}]}).raise_for_status()
             wait_for(lambda: gauge(server, "topics_wal_queue_depth") == 0)
         assert gauge(server, "topics_wal_fsyncs_total") >= syncs + 15
-        assert gauge(server, "topics_wal_rotations_total") <= 5
+        assert gauge(server, "topics_wal_rotations_total") <= rotations + 4  # each attempt rotates at most once
+        assert gauge(server, "topics_checkpoint_failures_total") < 15
         assert len(failures(server)) == 1
         flag.unlink()
         wait_for(lambda: not warned(server))
