@@ -285,7 +285,7 @@ class Appends:
         topic = ticket.topic
         assert topic is not None
         entry, first = ticket.entry, ticket.first
-        if ticket.ts and len(entry.sizes) == 1:
+        if ticket.ts and len(entry.sizes) == 1 and topic.links is None:  # a router may have come since it was staged
             apply.append_plain(self._state, topic, entry)
             if topic.listeners:
                 self._staging.grew(topic)
