@@ -79,7 +79,8 @@ def test_full_memory_still_stops_a_start(monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("topics.engine.write.apply.append", full)
+    for name in ("append", "append_plain"):
+        monkeypatch.setattr(f"topics.engine.write.apply.{name}", full)
     with pytest.raises(MemoryError):
         server.next(disk)
 

@@ -227,7 +227,8 @@ class Copier:
     def land(self, entry: Append, piece: Piece, fits: int) -> bool:
         """Add up to `fits` copies to the destination and move the router behind them. Return whether these were all.
 
-        Copies that are too large for the destination are lost. What is left has to be made again.
+        Copies that are too large for the destination are lost. What is left has to be made again. The caller notifies
+        the readers.
         """
         dest, router = self._edge.dest, self._router
         n, can_be_stored = storable(dest, entry.sizes)

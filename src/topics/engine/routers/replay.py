@@ -1,4 +1,5 @@
-"""Replay of routers from the log and the snapshot. See `copy` for why this ends where the live server was.
+"""Steps of routers from entries, live and in a replay, and the replay of routers. See `copy` for why this ends where
+the live server was.
 
 During a replay, routers move only when an entry requires it: a `Mark` or a `Trim` that says where they were, a direct
 write that begins above the head of its topic, a change of a router, a record that is about to be deleted or evicted. At

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from topics import logs
 from topics.engine.delays import GATHER_MS, GATHER_WATCHERS, PRESSED_PUSH_MS
+from topics.engine.routers.graph import into
 from topics.engine.state.topic import Topic
 from topics.model.topic import SYNCED
 from topics.model.watch import View, without_nodes
@@ -98,7 +99,9 @@ class FanOut:
     def visible(self, view: View) -> int:
         """Return the highest seq that may be shown. A `strong` view shows only records that are synced to the disk."""
         topic, engine = self.topic, self._runtime.engine
-        if not view.strong or not engine.staging.logged or topic.config.durability in ("ephemeral", *SYNCED):
+        if not view.strong or not engine.staging.logged or topic.config.durability == "ephemeral":
+            return topic.head
+        if topic.config.durability in SYNCED and into(topic) is None:  # a copy takes effect before it is synced
             return topic.head
         if self._synced < topic.head and not self._syncing:
             self._syncing = True
