@@ -11,6 +11,7 @@ import pytest
 from tests.simulated.disk import SimDisk
 from tests.simulated.harness import SimServer
 from topics.engine.steps import run_all
+from topics.server.access.audit import Audit
 from topics.server.api import named_topics
 from topics.server.api.named_topics import KEEPS_MS, SUMMED, choose
 
@@ -107,3 +108,33 @@ def test_topic_written_during_the_first_scrape_is_among_the_last_written() -> No
     run_all(steps)
     services.named_topics.clear()
     assert scrape(services)[0] == ["t000", "t598", "t599"]
+
+
+def test_audit_topic_takes_no_place_and_no_part_of_the_sums() -> None:
+    server = SimServer.start(SimDisk(seed=7))
+    services, audit = services_of(server), Audit(server.engine, enabled=True)
+    for number in range(5):
+        write(server, f"t{number}")
+    before = scrape(services, 2)
+    assert before[:2] == (["t3", "t4"], 3)
+
+    for _ in range(5):  # more than the spare places
+        server.clock.advance(ms=1)
+        audit.note("drop topic", "x", "me")
+    server.engine.flush()
+    services.named_topics.clear()
+    assert scrape(services, 2) == before
+
+
+def test_new_topic_is_named_after_a_change_is_audited() -> None:
+    server = SimServer.start(SimDisk(seed=7))
+    services, audit = services_of(server), Audit(server.engine, enabled=True)
+    write(server, "t0")
+    write(server, "t1")
+    assert scrape(services)[0] == ["t0", "t1"]
+
+    server.put("t2", type="queue")
+    audit.note("create topic", "t2", "me")
+    server.engine.flush()
+    names, left_out, _ = scrape(services)
+    assert (names, left_out) == (["t0", "t1", "t2"], 0)

@@ -50,7 +50,7 @@ class State:
         self.keyed: dict[Topic, None] = {}  # topics that remember idempotency keys, in the order of `idempotency.sweep`
         self.created: list[Callable[[Topic], None]] = []  # called with every new topic
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
-        # The topics that were written last, in their order: all others were written before. None until `keep_written`.
+        # The topics of `names` that were written last, in order: others were written before. None until `keep_written`.
         self.written: OrderedDict[Topic, None] | None = None
         self._max_written = 0
         self.routers: Any = None  # `routers.graph.Table`, see `table_of`
@@ -110,9 +110,9 @@ class State:
     def note_write(self, topic: Topic) -> None:
         written = self.written
         assert written is not None
-        try:
+        if topic in written:
             written.move_to_end(topic)
-        except KeyError:
+        elif topic.name != AUDIT:
             written[topic] = None
             if len(written) > self._max_written:
                 written.popitem(last=False)
