@@ -1,10 +1,11 @@
 """The open segments that a start finds in a file: checked at once, decoded when they are first used."""
 
+import errno
 import threading
 
 import pytest
 
-from tests.simulated.disk import SimDisk
+from tests.simulated.disk import SimDisk, SimFile
 from tests.simulated.harness import SimServer
 from topics.engine.durable import snapshot_load
 from topics.model.records import TagMatch
@@ -89,6 +90,49 @@ def test_start_reads_the_tails_of_several_files_in_pieces(monkeypatch, pieces):
         rows = after.data(f"t{number}")
         assert rows[0] == f'"{number}"'
         assert len(rows) == (3 if number == 7 else 2)
+
+
+@pytest.mark.parametrize("fails", ["error", "short"])
+def test_start_reads_around_a_bad_sector_that_no_topic_needs(monkeypatch, fails):
+    server = SimServer.start(SimDisk(seed=7))
+    for name in NAMES:
+        server.append(name, '"first"', '"%s"' % ("x" * 3000))
+    server.checkpoint()
+    dropped = server.engine.topic("b").saved_tail.ref
+    server.drop("b")
+    server.checkpoint()
+    kept = [server.engine.topic(name).saved_tail.ref for name in "ac"]
+    assert {ref.tails for ref in kept} == {dropped.tails}
+
+    bad, pread, reads = dropped.offset + 1000, SimFile.pread, []
+
+    def pread_around(file, size, at):
+        if not file.path.endswith(".tails"):
+            return pread(file, size, at)
+        reads.append((at, size))
+        if at <= bad < at + size:
+            if fails == "error":
+                raise OSError(errno.EIO, "Input/output error", file.path)
+            size = 100
+        return pread(file, size, at)
+
+    monkeypatch.setattr(SimFile, "pread", pread_around)
+    after = server.crash("keep")
+    assert after.recovered is not None
+    assert after.recovered.damage == []
+    assert [len(after.data(name)) for name in "ac"] == [2, 2]
+    alone = [(ref.offset, ref.size) for ref in kept]
+    assert reads == [(kept[0].offset, snapshot_load.PIECE_BYTES), *alone], "no second piece is tried"
+
+
+def test_start_fails_at_a_bad_sector_in_a_tail_of_a_topic():
+    server = SimServer.start(SimDisk(seed=7))
+    server.append("a", "1")
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    disk.fail(op="pread", path="*.tails", times=2)
+    with pytest.raises(OSError, match="Input/output error"):
+        server.next(disk)
 
 
 @pytest.mark.parametrize("first_use", ["append", "delete below", "delete one", "delete by tag", "drop"])

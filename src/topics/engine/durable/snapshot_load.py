@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from topics import logs
 from topics.engine import retention
@@ -56,7 +56,8 @@ def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], tuple[str,
     """Give out what reads a tail, with the path of its file.
 
     Each file is opened once. The first few are read in large pieces: all topics may share one, and it has their tails
-    in their order. Of a later file, only the tails are read: there are many with a few tails each.
+    in their order. Of a later file, only the tails are read: there are many with a few tails each. So are they after a
+    piece that cannot be read: the bad sector may be in the tail of a topic that was dropped.
     """
     files: dict[int, File] = {}
     pieces: dict[int, tuple[int, bytes]] = {}  # the last one of each file, with its offset
@@ -67,14 +68,15 @@ def open_tails(datadir: DataDir) -> Iterator[Callable[[snap.TailRef], tuple[str,
             if len(files) <= PIECES:
                 pieces[ref.tails] = 0, b""
         file = files[ref.tails]
-        if ref.tails not in pieces:
-            return file.path, file.pread(ref.size, ref.offset)
-        begin, piece = pieces[ref.tails]
+        begin, piece = pieces.get(ref.tails, (0, b""))
+        if ref.tails in pieces and not begin <= ref.offset <= begin + len(piece) - ref.size:
+            with suppress(OSError):
+                begin, piece = pieces[ref.tails] = ref.offset, file.pread(max(ref.size, PIECE_BYTES), ref.offset)
         at = ref.offset - begin
-        if not 0 <= at <= len(piece) - ref.size:
-            at, piece = 0, file.pread(max(ref.size, PIECE_BYTES), ref.offset)
-            pieces[ref.tails] = ref.offset, piece
-        return file.path, piece[at : at + ref.size]
+        if 0 <= at <= len(piece) - ref.size:
+            return file.path, piece[at : at + ref.size]
+        pieces.pop(ref.tails, None)
+        return file.path, file.pread(ref.size, ref.offset)
 
     try:
         yield read
