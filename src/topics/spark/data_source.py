@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -142,11 +141,6 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         "output mode complete replaces earlier rows, and the records of a topic cannot be replaced: "
         'use outputMode("append"), or write the batches of foreachBatch'
     )
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Forget the requests of the batch before: Spark does not repeat it any more."""
-        if self._options.checkpoint is not None:
-            shutil.rmtree(Path(self._options.checkpoint, KEPT, str(batchId - 1)), ignore_errors=True)
 
 
 def write_rows(

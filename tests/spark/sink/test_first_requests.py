@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from topics.spark.sink import chunks
@@ -89,10 +89,47 @@ def test_task_that_is_tried_again_keeps_its_keys(tmp_path: Path):
     assert target.records == Counter([*map(record_of, range(1, 10)), *map(record_of, range(1, 9))])
 
 
-def test_missing_or_damaged_file_changes_nothing(tmp_path: Path):
+def test_machine_without_the_checkpoint_keeps_nothing(tmp_path: Path):
     plain = requests(tmp_path / "elsewhere", "1", range(1, 5))
     assert not (tmp_path / "elsewhere").exists()
     assert requests(tmp_path, "1", range(1, 5)) == plain
+
+
+@pytest.mark.parametrize("content", [b"[", b"\xff", b""])
+def test_damaged_file_makes_duplicates_and_loses_nothing(tmp_path: Path, content: bytes):
+    target = Target()
+    target.send(requests(tmp_path, "1", range(1, 5)))
     [file] = (tmp_path / "topics" / "0").iterdir()
-    file.write_bytes(b"[")
-    assert requests(tmp_path, "2", range(1, 5)) == plain
+    file.write_bytes(content)
+    for attempt in "23":
+        target.send(requests(tmp_path, attempt, range(2, 5)))
+    assert target.records == Counter({record_of(1): 1} | {record_of(seq): 2 for seq in range(2, 5)})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_nothing_is_lost_whatever_changes_between_the_attempts(data: st.DataObject):
+    """Another shuffle, a filter that comes and goes, branches of a union, deletes: duplicates, but no loss."""
+    seqs, branches = range(1000, 1008), data.draw(st.sampled_from([1, 2]))  # of one cell
+    with tempfile.TemporaryDirectory() as folder:
+        target, gone = Target(), set[int]()
+        tasks, wanted, attempts = dict[int, list[int]](), Counter[bytes](), data.draw(st.integers(2, 4))
+        for attempt in map(str, range(attempts)):
+            gone |= data.draw(st.sets(st.sampled_from(seqs), max_size=2))
+            tasks.clear()
+            wanted.clear()
+            for branch in range(branches):
+                chosen = seqs if branch == 0 else data.draw(st.sets(st.sampled_from(seqs)))  # a filtered copy
+                layout = data.draw(st.lists(st.integers(0, 1), min_size=len(seqs), max_size=len(seqs)))
+                for seq, task in zip(seqs, layout, strict=True):
+                    if seq in chosen and seq not in gone:
+                        tasks.setdefault(branch * 2 + task, []).append(seq)
+                        wanted[record_of(seq)] += 1
+            # Branches with the very same rows are one write, as the page says.
+            assume(len({tuple(part) for part in tasks.values()}) == len(tasks))
+            for task in data.draw(st.permutations(sorted(tasks))):
+                sent = requests(Path(folder), attempt, tasks[task], task=task)
+                target.send(sent[: data.draw(st.integers(0, 1))])
+        for task in data.draw(st.permutations(sorted(tasks))):  # each is tried again, and the batch ends
+            target.send(requests(Path(folder), attempt, tasks[task], task=task))
+        assert target.records >= wanted
