@@ -141,6 +141,23 @@ def test_merge_counts_what_does_not_fit_a_column_that_it_fills(lake: Lake):
     assert lake.unfit_in("a") == {"qty": Unfit(type="INT", records=1, epoch=EPOCH, first_seq=2)}
 
 
+def test_columns_of_files_that_another_program_merged_are_read_from_data(lake: Lake):
+    """The other program leaves the column NULL for the records of files that did not have it."""
+    table = lake.table("a")
+    archive(lake, "a", 1, 3)
+    table.add_columns(TypedColumns.parse("n INT"))
+    archive(lake, "a", 4, 6, typed=table.typed())
+    DeltaTable(f"{lake.path}/a").optimize.compact()
+    assert not Lake(lake.path).table("a").has_in_every_file(["n"])
+    assert all("n" not in batch.schema.names for batch in lake.read("a", EPOCH, columns=["seq", "n"]))
+    archive(lake, "a", 7, 60, typed=table.typed())
+    archive(lake, "a", 61, 120, typed=table.typed())
+    assert merge(lake, "a") == 3
+    assert table.has_in_every_file(["n"])
+    [batch] = lake.read("a", EPOCH, columns=["seq", "n"])
+    assert batch.column("n").to_pylist() == list(range(1, 121))
+
+
 def test_column_of_another_type_is_refused(lake: Lake):
     lake.table("a").add_columns(TypedColumns.parse("qty INT"))
     with pytest.raises(BadColumns, match="column qty of topic a is INT in the lake, not STRING"):

@@ -20,7 +20,7 @@ from topics.engine.read.field_tests import Fields, compiled
 from topics.lake.archived import ArchivedEpoch, File
 from topics.lake.columns import TypedColumns
 from topics.lake.errors import Damaged
-from topics.lake.files import NO_COLUMNS, FilesWriter
+from topics.lake.files import FILE_SCHEMA, NO_COLUMNS, FilesWriter
 from topics.lake.layout import parse_path
 from topics.lake.storage import Storage
 from topics.model.records import TagMatch
@@ -143,13 +143,14 @@ def row_groups(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the row groups of a file that may hold records of the range, sorted by seq.
 
-    Files that topics has written are sorted. A file that another program has merged is sorted here, in memory.
+    Files that topics has written are sorted. A file that another program has merged is sorted here, in memory, and
+    without its typed columns: they are NULL for the records of files that did not have them.
     """
     parquet = open_file(storage, file)
     with readable(storage, file):
         if parse_path(file.path.partition("/")[2]) is None:
             order = pc.sort_indices(parquet.read(columns=["seq"]).column("seq"))
-            names = None if columns is None else list(columns)
+            names = FILE_SCHEMA.names if columns is None else [name for name in columns if name in FILE_SCHEMA.names]
             yield from parquet.read(columns=names).take(order).combine_chunks().to_batches()
             return
         at = parquet.schema_arrow.get_field_index("seq")

@@ -109,11 +109,16 @@ class TopicTable:
         return NO_COLUMNS if self._delta.table is None else TypedColumns.of_schema(self._delta.schema())
 
     def has_in_every_file(self, columns: Iterable[str]) -> bool:
-        """Return whether the statistics of every file have these columns: a file that is older than one lacks it."""
+        """Return whether topics wrote every file, with these columns: a file that is older than one lacks it.
+
+        In a file that another program has merged, a column is NULL for the records of a file that lacked it.
+        """
         if self.delta() is None:
             return True
         actions = self._delta.files()
         names = [f"null_count.{name}" for name in columns]
+        if None in map(parse_path, actions.column("path").to_pylist()):
+            return False
         return all(name in actions.column_names and not actions.column(name).null_count for name in names)
 
     # --- files

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_type
 
@@ -104,6 +105,20 @@ def test_file_without_a_column_or_with_another_type_is_parsed(make: Callable[[],
     parsed.clear()
     assert rows(mixed, more=["_seq"]) == expected
     assert parsed == [SIZE] * 3
+
+
+def test_file_that_another_program_merged_is_parsed(make: Callable[[], Lake], parsed: list[int]):
+    texts, optimized = make(), make()
+    for first in (1, SIZE + 1):
+        add(texts, first, ())
+    add(optimized, 1, ())
+    optimized.table("a").add_columns(TypedColumns.parse("i INT"))
+    add(optimized, SIZE + 1, ["i"])
+    assert DeltaTable(f"{optimized.path}/a").optimize.compact()["numFilesRemoved"] == 2
+    expected = rows(texts, only=["i"])
+    parsed.clear()
+    assert rows(Lake(optimized.path), only=["i"]) == expected
+    assert parsed == [2 * SIZE]
 
 
 def test_field_with_the_name_of_a_column_of_the_record_is_a_field(make: Callable[[], Lake]):
