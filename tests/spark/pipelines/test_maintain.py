@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,14 @@ def test_dry_run_reports_and_changes_nothing(lake: Lake, capsys: pytest.CaptureF
     report = json.loads(capsys.readouterr().out)
     assert report["topics"][0]["would"] == ["merge 6 files, and remove 0 files, 0 bytes"]
     assert lake.table("a").state() == before
+
+
+def test_option_that_is_none_is_not_given(lake: Lake):
+    given: Any = dict.fromkeys(["max_bytes_per_second", "dry_run", "token", "spark", "storage_options"])
+    report = maintain(lake=lake.path, **given)
+    assert (report.dry_run, report.figures["merged"]) == (False, 6)
+    with pytest.raises(BadUsage, match="maintain has no option dryrun"):
+        maintain(lake=lake.path, dryrun=None)  # type: ignore[call-arg]
 
 
 def test_wrong_arguments_are_refused(lake: Lake, tmp_path: Path):

@@ -83,7 +83,8 @@ class PipelineJob:
         token_files: Mapping[str, str | None] | None = None,
         **options: Unpack[ReadingOptions],
     ) -> None:
-        if unknown := options.keys() - (ReadingOptions if servers else JobOptions).__optional_keys__:
+        not_given = {name for name in ReadingOptions.__optional_keys__ if options.get(name) is None}
+        if unknown := options.keys() - (ReadingOptions if servers else JobOptions).__optional_keys__ - not_given:
             raise BadUsage(f"{pipeline} has no option {min(unknown)}")
         token, token_file = options.get("token"), options.get("token_file")
         master, spark = options.get("master"), options.get("spark")
@@ -96,7 +97,7 @@ class PipelineJob:
             raise BadUsage("--max-bytes-per-second: 1 or more")
         set_options(options.get("storage_options") or {})
         began_ms = options.get("started_ms") or SystemClock().now_ms()
-        self.dry_run = options.get("dry_run", False)
+        self.dry_run = bool(options.get("dry_run"))
         self.report = RunReport(
             pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=self.dry_run
         )
