@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from tests.conftest import ServerProcess
 from tests.spark.processes import children, wait_for
@@ -107,6 +109,34 @@ def test_sessions_of_ended_commands_are_interrupted_once(tmp_path: Path, monkeyp
             warm.interrupt_ended(interrupt)
             assert interrupted == [3] * round_number
     assert warm.sessions_in_use() == 0
+
+
+def test_interrupt_that_fails_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = "from topics.storage.fs import Fs; import sys, os; lock = Fs().lock(sys.argv[1]); os._exit(0)"
+    subprocess.run([sys.executable, "-c", command, warm.folder() / "session-3.lock"], check=True)
+    failing, interrupted = [True, True, False], list[int]()
+
+    def interrupt(number: int) -> None:
+        interrupted.append(number)
+        if failing[len(interrupted) - 1]:
+            raise ConnectionError("the server did not answer")
+
+    for _ in range(4):
+        warm.interrupt_ended(interrupt)
+        assert warm.sessions_in_use() == 0
+    assert interrupted == [3, 3, 3]
+
+
+def test_interrupt_of_a_server_that_does_not_answer_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(warm, "INTERRUPT_LIMIT", warm.INTERRUPT_LIMIT.replace("10s", "1s"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        state = warm.State(
+            pid=1, port=silent.getsockname()[1], token="t", master="local", idle_s=1, started_ms=0, made_of="",
+            environment="",
+        )  # fmt: skip
+        with pytest.raises(PySparkException, match="DEADLINE_EXCEEDED"):
+            warm._interrupt(state, 3)
 
 
 @pytest.mark.torture

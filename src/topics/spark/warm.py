@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +48,7 @@ STARTING = f"{STARTS}; `topics spark start` saves them for the next commands"
 IDLE_S = 1800.0
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 30.0
+INTERRUPT_LIMIT = '{"methodConfig":[{"name":[{}],"timeout":"10s"}]}'  # of gRPC: the time of one request
 SESSIONS = 8  # most commands at the same time
 LOOK_S = 0.2
 TRIES = 10
@@ -231,21 +232,29 @@ def serve(master: str, idle_s: float) -> int:
 
 
 def interrupt_ended(interrupt: Callable[[int], None]) -> None:
-    """Call `interrupt` once for each session whose command has ended. No command can take the session meanwhile."""
+    """Call `interrupt` for each session whose command has ended. No command can take the session meanwhile.
+
+    A closed lock has an empty file, so an interrupt that fails is repeated at the next call.
+    """
     for path in folder().glob("session-*.lock"):
         if not path.stat().st_size or (lock := _lock(path.name)) is None:
             continue
-        with suppress(Exception):
+        try:
             interrupt(int(path.stem.removeprefix("session-")))
-        lock.close()
+        except Exception:
+            lock.release()
+        else:
+            lock.close()
 
 
 def _interrupt(state: State, number: int) -> None:
     from pyspark.sql.connect.client import SparkConnectClient
 
-    client = SparkConnectClient(_url(state, number))
-    client.interrupt_all()
-    client.close()
+    client = SparkConnectClient(
+        _url(state, number), channel_options=[("grpc.service_config", INTERRUPT_LIMIT)], retry_policy={"max_retries": 0}
+    )
+    with closing(client):
+        client.interrupt_all()
 
 
 def _free_port() -> int:

@@ -253,13 +253,16 @@ class Lock:
         self._shared = shared
 
     def close(self) -> None:
-        if self._fd == _CLOSED:
-            return
-        fd, self._fd = self._fd, _CLOSED
-        if not self._shared:
+        if self._fd != _CLOSED and not self._shared:
             with suppress(OSError):
-                os.ftruncate(fd, 0)  # the next owner must not show the description of this process
-        os.close(fd)
+                os.ftruncate(self._fd, 0)  # the next owner must not show the description of this process
+        self.release()
+
+    def release(self) -> None:
+        """Release the lock as the end of the process does: the file keeps the description of the owner."""
+        fd, self._fd = self._fd, _CLOSED
+        if fd != _CLOSED:
+            os.close(fd)
 
 
 class File:
