@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 from typing import Any
@@ -9,16 +10,20 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from tests.engine.harness import FakeLog
 from tests.live.manual import manual_app
 from tests.live.test_job_waiters import Worker
 from tests.simulated.clock import SimClock
 from topics.engine.queue import pick, verbs
 from topics.engine.queue.verbs import Claimed, Want
+from topics.engine.state.jobs.job import Holder
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
+from topics.errors import TopicsError
 from topics.model.records import NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch, Rate
 from topics.server.http.messages import Deferred, Request, Response
+from topics.storage.segments.cold import Cold, Need
 
 HEADERS = {b"content-type": b"application/json"}
 
@@ -164,8 +169,89 @@ def test_client_that_leaves_while_a_dead_letter_is_moved_takes_no_job(monkeypatc
     assert seqs(later) == [2]
 
 
+class Stream:
+    """A work stream: it has one job at a time, and is woken once it has acked it."""
+
+    fresh = False
+
+    def __init__(self, shop: Shop) -> None:
+        self.got: list[int] = []
+        self.holder = Holder(lambda: self.waiters.wake())
+        self.waiters = shop.app.services.job_waiters.join(shop.engine.topics["q"], self)
+
+    def want(self) -> Want | None:
+        return None if self.holder.held else Want(node="stream", max=1, lease_ms=60_000, holder=self.holder)
+
+    def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
+        self.got += [job.seq for job in claimed.jobs]
+        return True
+
+    def refuse(self, error: TopicsError) -> bool:
+        raise error
+
+    def queue_deleted(self) -> None: ...
+
+
+def test_claims_of_each_turn_leave_jobs_for_a_stream(monkeypatch: pytest.MonkeyPatch):
+    shop = Shop(monkeypatch, jobs=600)
+    stream, queue = Stream(shop), shop.engine.topics["q"]
+    for turn in range(100):
+        shop.loop.turn()
+        for node in "abcd":
+            shop.claim(f"{node}{turn}")
+        if stream.holder.held:
+            shop.engine.queues.ack(queue, "stream", list(stream.holder.held), None)
+            shop.engine.flush()
+    assert len(stream.got) == 100
+
+
+def test_waiting_claims_that_one_answer_has_no_room_for_get_jobs_from_the_next_pass(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pick, "MAX_BATCH_BYTES", 100)  # some two records
+    shop = Shop(monkeypatch, jobs=0)
+    answers = [shop.claim(node, wait_ms=30_000) for node in "abcdef"]
+    shop.loop.turn()
+    shop.write(6)
+    for _ in range(20):
+        shop.loop.turn()
+    assert [seqs(answer) for answer in answers] == [[1], [2], [3], [4], [5], [6]]
+
+
+def test_claims_of_a_window_that_get_nothing_are_answered_at_its_end(monkeypatch: pytest.MonkeyPatch):
+    shop, log = Shop(monkeypatch, jobs=0), FakeLog()
+    shop.engine.attach(log)
+    shop.app.services.throttle.end()
+    shop.engine.put_topic("q", ConfigPatch(claim_jitter_ms=1000, leases_durable=True, max_in_flight=1))
+    shop.engine.flush()
+    log.finish()
+    shop.write(20)
+    answers = [shop.claim(node) for node in "abc"]
+    shop.loop.fire(1.0)
+    for _ in range(4):
+        shop.loop.turn()
+        log.finish()
+    assert [seqs(answer) for answer in answers] == [[1], [], []]
+
+
+def test_claims_that_need_a_disk_that_fails_are_told_so(monkeypatch: pytest.MonkeyPatch):
+    def failing() -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def unloaded(*_: object) -> dict[int, bytes]:
+        raise Cold([Need(("x", 1), 10, load=failing, trim=lambda: None)])
+
+    monkeypatch.setattr(pick, "fitting", unloaded)
+    shop, found = Shop(monkeypatch, jobs=4), list[Response]()
+    for answer in [shop.claim("a"), shop.claim("b")]:
+        assert isinstance(answer, Deferred)
+        answer.then(found.append)
+    for _ in range(6):
+        shop.loop.turn()
+    assert [(one.status, b'"storage_unavailable"' in one.body) for one in found] == [(503, True)] * 2  # type: ignore[operator]
+
+
 def test_claim_without_room_asks_for_jobs_once_more_and_no_more(monkeypatch: pytest.MonkeyPatch):
     shop = dead_letters(monkeypatch)
+    shop.engine.append("q", WriteRequest([NewRecord(data=Raw(b"1"))] * 4))
     shop.engine.put_topic("q", ConfigPatch(paused=True))
     shop.engine.flush()
     shop.passes.clear()
@@ -207,7 +293,7 @@ def test_claims_of_a_turn_on_an_empty_queue_are_answered_without_jobs(monkeypatc
     shop.loop.turn()
     shop.loop.turn()
     assert [seqs(answer) for answer in answers] == [[2], [], []]
-    assert (shop.passes, shop.loop.soon) == ([1, 3, 2], [])
+    assert (shop.passes, shop.loop.soon) == ([1, 3], [])
 
 
 def test_client_that_leaves_before_the_pass_takes_no_job(monkeypatch: pytest.MonkeyPatch):

@@ -57,7 +57,8 @@ class Claimed(Struct):
     jobs: list[Job]
     ready: int
     first_lease: int = 0  # the leases of the jobs count up from it
-    others: bool = False  # whether it has no jobs and others of its pass have: another pass may find more
+    moved: bool = False  # whether the pass moved dead letters: once the log has them, other jobs of their keys are open
+    others: bool = False  # whether it has no jobs, others of its pass have, and there are more
 
 
 class Queues:
@@ -88,7 +89,6 @@ class Queues:
         """
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue, config = expire(topic, now), topic.config
-        queue.claimed_in = self._staging.commits.turn
         wholes = list(accumulate(map(_max_of, wants))) if in_order else []
         most = _whole(wholes, _most(topic, queue, wants, now))
         queue.refill(most)
@@ -99,6 +99,7 @@ class Queues:
         except Damaged:
             taken, rendered = past_damage.read(topic, lambda: _take(topic, queue, most, wholes, expiring_before))
         self.claimed_total += len(taken)
+        queue.claimed_in = self._staging.commits.turn
         if config.rate is not None:
             queue.buckets.take(config.rate, QUEUE, len(taken), now)
         claims, grants = [], []
@@ -122,9 +123,9 @@ class Queues:
                 for job in jobs
             ]  # fmt: skip
             claims.append(Claimed(topic, rows, jobs, 0, first))
-        ready = queue.ready
+        ready, more = queue.ready, bool(taken) and has_open(queue)
         for done in claims:
-            done.ready, done.others = ready, in_order and not done.jobs and bool(taken)
+            done.ready, done.moved, done.others = ready, moved is not None, more and in_order and not done.jobs
         if not grants or not self._writes_leases(topic):
             return claims, None if moved is None else _after(moved)
         granted = {job.seq: (job, job.lease) for done in claims for job in done.jobs}
@@ -398,6 +399,11 @@ def _take(
                 taken.keep()
             return taken.jobs, found
         taken.undo()
+
+
+def has_open(queue: Leases) -> bool:
+    """Return whether a job is neither leased nor delayed, and does not wait for its key."""
+    return queue.ready > len(queue.keys.blocked)
 
 
 def divide(jobs: list[Job], wants: list[int], *, in_order: bool = False) -> list[list[Job]]:

@@ -24,7 +24,7 @@ from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import Slot
-from topics.server.loop.runtime import NOT_LOADING, Runtime
+from topics.server.loop.runtime import NOT_LOADING, Runtime, unreadable
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import PushServices
 from topics.server.push.live_stream import EventStream, error_frame, event_frame
@@ -129,8 +129,7 @@ class QueueWaiters:
         self._loading = self._runtime.attempt(self._serve, self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
-        log.failure("cannot_read", failure, topic=self._topic.name)
-        self._refuse(list(self.waiting), TopicsError(Code.INTERNAL, "jobs cannot be read from the disk"))
+        self._refuse(list(self.waiting), unreadable(failure))
 
     def _serve(self) -> None:
         """Assign available jobs to the claims of this turn in order, or else an even share to each client.
@@ -147,29 +146,39 @@ class QueueWaiters:
             return
         verbs.expire(self._topic, self._runtime.clock.now_ms())  # expired leases make room with their workers
         fresh = [claimer for claimer in self.waiting if claimer.fresh]
-        if not fresh:
+        refused = bool(fresh) and not self._ask(fresh, in_order=True)
+        if not refused and (self._has_jobs or not fresh):
             self._has_jobs = False
-        asking = [(one, want) for one in fresh or self.waiting if (want := one.want()) is not None]
-        if not asking:
-            self._after_pass()
+            refused = not self._ask([claimer for claimer in self.waiting if not claimer.fresh], in_order=False)
+        if refused or self._closed:
             return
+        if self._has_jobs or any(claimer.fresh for claimer in self.waiting):
+            self.schedule()
+        self._after_pass()
+
+    def _ask(self, claimers: list[Claimer], *, in_order: bool) -> bool:
+        """Serve clients in one pass. Return False if they are refused."""
+        asking = [(one, want) for one in claimers if (want := one.want()) is not None]
+        if not asking:
+            return True
         try:
             if self._throttle.pressed:
                 self._throttle.check(self._topic.name)
             claims, ticket = self._runtime.engine.queues.claim(
-                self._topic, [want for _, want in asking], in_order=bool(fresh)
+                self._topic, [want for _, want in asking], in_order=in_order
             )
         except TopicsError as error:
             self._refuse([claimer for claimer, _ in asking], error)
-        else:
-            if ticket is not None:
-                ticket.on_done(self._written)
-            for (claimer, _), claimed in zip(asking, claims, strict=True):
-                if not claimer.assign(claimed, ticket):
-                    self.waiting.pop(claimer, None)
-            if fresh and self.waiting and (self._has_jobs or any(one.fresh and one in self.waiting for one in fresh)):
-                self.schedule()
-            self._after_pass()
+            return False
+        if ticket is not None:
+            ticket.on_done(self._written)
+        for (claimer, _), claimed in zip(asking, claims, strict=True):
+            if not claimer.assign(claimed, ticket):
+                self.waiting.pop(claimer, None)
+        # The answers of a pass have a limit together: the others get jobs from the next one.
+        cut = any(claimed.rows for claimed in claims) and verbs.has_open(leases_of(self._topic))
+        self._has_jobs = self._has_jobs or (cut and any(not one.fresh and one in self.waiting for one, _ in asking))
+        return True
 
     def _after_pass(self) -> None:
         if not self.waiting:

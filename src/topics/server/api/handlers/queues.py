@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from topics.engine.queue.acks import Outcome
-from topics.engine.queue.verbs import Claimed, Want, expire_and_list
+from topics.engine.queue.verbs import Claimed, Want, expire_and_list, has_open
 from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError, invalid, topic_not_found
@@ -87,7 +87,7 @@ class PendingClaim:
         self._request = request
         self._deferred = Deferred(self._leave, on_hurry=self._hurried)
         self._timer: Any = None
-        self._patient = self.fresh = False
+        self._patient = self.fresh = self._asked_again = False
         self._waiters: QueueWaiters | None = None  # while it waits for a job
         self._waits_since_ns = 0
         self._ticket: Ticket | None = None  # of the last pass that had no job for it
@@ -141,18 +141,20 @@ class PendingClaim:
         assert claimed is not None
         if ticket.error is not None and claimed.rows:
             self._deferred.resolve(error_response(ticket.error, self._request))
-        elif not claimed.rows and ticket.error is None and self._may_ask_again():
-            self._claimed = None
+        elif claimed.moved and not claimed.rows and ticket.error is None and self._may_ask_again():
+            self._claimed, self._asked_again = None, True
             self.wait(0, fresh=True)
         else:
             written = b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
             self._deferred.resolve(_claimed(claimed, self._request, written))
 
     def _may_ask_again(self) -> bool:
-        """Return whether there are jobs by now: its pass moved a dead letter, and the next job of its key is ready."""
+        """Return whether dead letters that its pass moved may have opened the next jobs of their keys."""
         queue, deferred = self._topic.queue, self._deferred
-        waits = self._patient or deferred.on_hurry is None or deferred.cancelled or self._services.runtime.draining
-        return not waits and queue is not None and queue.ready > len(queue.keys.blocked)
+        if self._asked_again or self._patient or self._topic.config.claim_jitter_ms or self._services.runtime.draining:
+            return False
+        has_left = deferred.on_hurry is None or deferred.cancelled
+        return not has_left and queue is not None and has_open(queue)
 
     def _hurried(self) -> None:
         if self._claimed is None:
