@@ -59,9 +59,14 @@ class Acks:
 
         If the last entry of the topic in this turn is of acks, too, this ack becomes a part of it.
         """
-        done = {job.seq: job for job in jobs}
-        found = removal.by_seq(topic, sorted(done))
+        found = removal.by_seq(topic, sorted([job.seq for job in jobs]))
         queue, leader = leases_of(topic), topic.leader
+        done = {job.seq: job for job in jobs if job.seq in queue.leases}
+        if len(done) < len(jobs):  # the look has found damage: the records of the others are lost
+            skipped = skipped + sorted(job.seq for job in jobs if job.seq not in done)
+            if not done:
+                return Ticket.of(Outcome(topic, node, 0, skipped, queue.ready, queue.in_flight))
+            jobs = list(done.values())
         queue.take_out(jobs)
         ticket = Ticket(topic, entry=Ack(node, done, skipped, found))
         if leader is not None and type(leader.entry) is Ack and not (leader.entry.found.chosen or found.chosen):

@@ -345,7 +345,8 @@ class DeadLetters:
             letter.meta = stamp(letter.meta, topic.name, job, queue.reasons_of(job))
             letter.priority = job.priority or 0
             letters.append(letter)
-        return letters, removal.by_seq(topic, [letter.seq for letter in letters])
+        leaving = removal.by_seq(topic, [letter.seq for letter in letters])
+        return [letter for letter in letters if letter.seq in queue.exhausted], leaving  # it may have found damage
 
     def _move(self, topic: Topic, letters: list[Letter], leaving: Removal, now_ms: int) -> Ticket | None:
         """Move all jobs together; if that is refused, one half after the other."""
