@@ -17,10 +17,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, truth
 from typing import Annotated, Any, TypedDict
 
 import msgspec
@@ -175,7 +175,7 @@ class JsonFields:
             "Row", members, rename={slot: field.name for slot, field in slots.items()}, gc=False
         )
         self._getters = [attrgetter(slot) for slot in slots]
-        self._decoder = msgspec.json.Decoder(self._row)
+        self._decoder = msgspec.json.Decoder(self._row, dec_hook=_timestamp)
 
     def parse(self, data: pa.Array) -> tuple[list[pa.Array], list[int]]:
         """Return the columns, and the positions of malformed records. `data` has no nulls."""
@@ -230,7 +230,7 @@ def _python_type(kind: pa.DataType) -> Any:
         return TypedDict("Object", members, total=False)  # type: ignore[operator]
     for is_kind, python in (
         (pa.types.is_string, str), (pa.types.is_boolean, bool), (pa.types.is_floating, float),
-        (pa.types.is_decimal, Decimal), (pa.types.is_timestamp, datetime), (pa.types.is_date, date),
+        (pa.types.is_decimal, Decimal), (pa.types.is_timestamp, _Timestamp), (pa.types.is_date, date),
     ):  # fmt: skip
         if is_kind(kind):
             return python
@@ -271,9 +271,25 @@ def _rounding(kind: pa.DataType) -> tuple[Decimal, None, Context]:
 # --- one value at a time
 
 
+class _Hooked(type):
+    # msgspec checks what the hook returns: a datetime, which is always true.
+    __instancecheck__ = truth  # type: ignore[assignment]
+
+
+class _Timestamp(metaclass=_Hooked):
+    """The type of a timestamp for a decoder: msgspec itself rounds to microseconds, and takes other forms."""
+
+
+def _timestamp(_: type, text: Any) -> datetime:
+    """Return the datetime of a JSON string, without digits after the microsecond. Raise if it is none, as in Spark."""
+    if text[10:11] not in " T":
+        raise ValueError
+    return datetime.fromisoformat(text)
+
+
 @cache
 def _decoder(python: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(python)
+    return msgspec.json.Decoder(python, dec_hook=_timestamp)
 
 
 def _decoded(raw: bytes | Raw, python: Any) -> Any:
@@ -328,13 +344,11 @@ def _value(raw: Raw | None, kind: pa.DataType) -> Any:
     try:
         if pa.types.is_floating(kind):
             # A number that is too large is infinite, as in Spark.
-            return float(SPECIAL_NUMBERS.get(_string(text), "") if text[:1] == b'"' else text)
-        if pa.types.is_timestamp(kind):
-            found = datetime.fromisoformat(_decoded(raw, str))
-            return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+            number = SPECIAL_NUMBERS.get(_string(text), "") if text[:1] == b'"' else text
+            return 0.0 if number == b"-0" else float(number)
         if pa.types.is_binary(kind):
             return base64.b64decode(_decoded(raw, str), validate=True)
-    except (ValueError, OverflowError, binascii.Error):
+    except (ValueError, binascii.Error):
         raise _Unfit from None
     return _decoded(raw, _python_type(kind))
 

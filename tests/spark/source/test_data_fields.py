@@ -48,6 +48,32 @@ def test_values_that_do_not_fit_are_null_and_malformed():
     assert parse(t.DecimalType(3, 1), "99.9", "100", '"NaN"') == ([Decimal("99.9"), None, None], [1, 2])
 
 
+MOMENTS = {  # in microseconds since 1970, as from_json has them
+    "2024-01-01T00:00:00.1234567Z": 1704067200_123456,
+    "2024-01-01T00:00:00.9999999+01:00": 1704063600_999999,
+    "9999-12-31T23:59:59-10:00": 253402336799_000000,
+    "0001-01-01T00:00:00+10:00": -62135632800_000000,
+    "2024-01-01T00:00:00+01:00:30": 1704063570_000000,
+    "2024-01-01 00:00:00": 1704067200_000000,
+    "2024-01-01": 1704067200_000000,
+    "2024-01-01t00:00:00Z": None,
+    "2024-01-01T00:00:00z": None,
+    "2024-01-01x00:00:00Z": None,
+    "2024-02-30": None,
+}
+
+
+@pytest.mark.parametrize("other", ["1", '"no"'], ids=["all fields fit", "another field does not fit"])
+def test_value_does_not_depend_on_other_fields(other: str):
+    at, size = pa.field("at", pa.timestamp("us", "UTC")), pa.field("size", pa.float64())
+    fields = JsonFields([at, size, pa.field("n", pa.int32()), pa.field("all", pa.struct([at, size]))])
+    texts = [f'{{"at": "{text}", "size": -0, "n": {other}, "all": {{"at": "{text}", "size": -0}}}}' for text in MOMENTS]
+    moments, sizes, _, both = fields.parse(pa.array(texts))[0]
+    assert moments.cast(pa.int64()).to_pylist() == list(MOMENTS.values())
+    assert both.field("at").cast(pa.int64()).to_pylist() == list(MOMENTS.values())
+    assert {str(size) for column in (sizes, both.field("size")) for size in column.to_pylist()} == {"0.0"}
+
+
 def test_string_column_takes_any_value_as_its_text():
     assert parse(t.StringType(), "1.50", '{"b": [1, 2]}', "true", '"\\ud800"') == (
         ["1.50", '{"b": [1, 2]}', "true", "?"],

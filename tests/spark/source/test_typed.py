@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructType
 
 from tests.conftest import ServerProcess
+from tests.spark.source.test_data_fields import MOMENTS
 from topics.client import Client
 from topics.spark import infer_schema, jvm, register, spark_session, table
 from topics.spark.options import BadOption
@@ -120,6 +121,17 @@ def test_typed_read_equals_from_json_for_every_type_and_value(
                 kind = KINDS[int(name[1:])] if name != "_malformed" else name
                 different.append(f"{row.data} as {kind}: {one!r} instead of {other!r}")
     assert not different, "\n".join(different)
+
+
+def test_typed_moment_equals_from_json(spark: SparkSession, server: ServerProcess, client: Client, topic: str):
+    texts = [f'{{"at": "{text}", "n": {other}}}' for text in MOMENTS for other in ("1", '"no"')]
+    client.append(topic, [{"data": Raw(text)} for text in texts])
+    schema = "at TIMESTAMP, n INT"
+    typed = table(spark, topic, schema=schema, url=server.url).orderBy("_seq").selectExpr("unix_micros(at) AS at")
+    plain = spark.read.format("topics").options(url=server.url, subscribe=topic).load().orderBy("seq")
+    parsed = plain.select(F.from_json("data", schema).alias("value")).selectExpr("unix_micros(value.at) AS at")
+    expected = [moment for moment in MOMENTS.values() for _ in range(2)]
+    assert [row.at for row in typed.collect()] == [row.at for row in parsed.collect()] == expected
 
 
 def test_schema_on_the_source_is_honoured(spark: SparkSession, server: ServerProcess, shop: str):
