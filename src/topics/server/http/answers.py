@@ -27,11 +27,15 @@ TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-encod
 
 
 class AnswerHeads:
-    """Makes heads of answers. `prefixes` holds all before the digits of the length, by status and content type."""
+    """Makes heads of answers. `prefixes` holds all before the digits of the length, by status and content type.
+
+    `usual` holds whole heads of JSON answers with status 200, by the size of a body that is too small for gzip.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.prefixes: dict[tuple[int, bytes], bytes] = {}
+        self.usual: dict[int, bytes] = {}
         self.refresh()
 
     def refresh(self) -> None:
@@ -39,6 +43,7 @@ class AnswerHeads:
         self.date = formatdate(self._clock(), usegmt=True).encode()
         self._date = b"date: %b\r\n" % self.date
         self.prefixes.clear()
+        self.usual.clear()
 
     def prefix(self, status: int, content_type: bytes) -> bytes:
         """Return a head up to `content-length: `. The caller adds the number, further lines and the empty line."""

@@ -202,3 +202,30 @@ def test_last_answer_shuts_the_side_of_the_server_when_input_may_follow(loop):
         assert len(world.transport.writes) == 2
 
     loop.run(scenario())
+
+
+def test_kept_head_belongs_to_its_size_status_and_date(loop):
+    async def scenario() -> None:
+        world = World()
+        world.learn(request("/hello"))
+        answers = world.http.answers
+        answers._clock = lambda: 0.0
+        answers.refresh()
+        world.learn(request("/hello"))  # the pipeline answers first, and makes the head
+        connection, written = world.connection, world.transport.writes
+        for answer in (Response(200, b"[1]"), Response(200, b"[2]"), Response(200, b"[34]"), Response(201, b"[5]")):
+            connection._answer = lambda _, answer=answer: answer
+            connection.data_received(request("/hello"))
+            head, _, body = written.pop().partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 %d " % answer.status)
+            assert b"\r\ndate: Thu, 01 Jan 1970 00:00:00 GMT\r\n" in head
+            assert head.endswith(b"\r\ncontent-length: %d" % len(answer.body))
+            assert body == answer.body
+        assert {3, 4} <= set(answers.usual)
+        answers._clock = lambda: 1.0
+        answers.refresh()
+        connection._answer = lambda _: Response(200, b"[1]")
+        connection.data_received(request("/hello"))
+        assert b"\r\ndate: Thu, 01 Jan 1970 00:00:01 GMT\r\n" in written.pop()
+
+    loop.run(scenario())

@@ -15,7 +15,7 @@ from topics.server.http.answers import MIN_GZIP_BYTES, VARY, compressible, failu
 from topics.server.http.exchange import PREFACE, Exchange, ExchangeConnection, Service
 from topics.server.http.http1 import pipeline as states
 from topics.server.http.http1.pipeline import AWAITING, CLOSED, IDLE, STREAMING, Pipeline, Wait
-from topics.server.http.messages import Deferred, Request, Response, Upgrade, body_bytes
+from topics.server.http.messages import JSON, Deferred, Request, Response, Upgrade, body_bytes
 from topics.server.http.request.head import Known
 from topics.server.limits.budget import BODIES, SMALL_BYTES
 
@@ -29,7 +29,7 @@ _perf_counter_ns = time.perf_counter_ns
 class Connection(ExchangeConnection[Exchange]):
     __slots__ = (
         "_answer", "_entered", "_known", "_late", "_own", "_prefixes", "_pumping", "_seen", "_seen_at", "_sink",
-        "_turn", "_written_bytes", "opening", "peer", "pipeline",
+        "_turn", "_usual", "_written_bytes", "opening", "peer", "pipeline",
     )  # fmt: skip
 
     pipeline: Pipeline
@@ -37,7 +37,8 @@ class Connection(ExchangeConnection[Exchange]):
     def __init__(self, server: Service) -> None:
         super().__init__(server)
         self._answer = server.answer
-        self._prefixes, self._known = server.answers.prefixes, server.heads.known
+        self._prefixes, self._usual = server.answers.prefixes, server.answers.usual
+        self._known = server.heads.known
         self._own: dict[bytes, Known] = {}  # the last heads with credentials
         self._written_bytes = 0  # written while the transport was above its high-water mark
         self.opening: bytes | None = b""  # what may be a preface of HTTP/2; None once it is HTTP/1.1
@@ -166,22 +167,26 @@ class Connection(ExchangeConnection[Exchange]):
             self.proceed()
             return
         took_ns = _perf_counter_ns() - request.started_ns
+        spent_ns = took_ns - request.waited_ns
         counts = request.timings[response.status]
-        counts[0] += took_ns - request.waited_ns
-        counts[(took_ns - request.waited_ns).bit_length()] += 1
+        counts[0] += spent_ns
+        counts[spent_ns.bit_length()] += 1
         if took_ns > self._noted_ns:
             self._log.log(request, response)
 
     def _write_plain(self, answer: Response, may_gzip: bool) -> bool:
         """Write an answer that needs no more than the usual head; return False if this one does."""
+        body = answer.body
+        size = len(body) if type(body) is bytes else body_bytes(body)
+        usual = size < MIN_GZIP_BYTES and answer.status == 200 and answer.content_type is JSON and answer.sent is None
+        if usual and not answer.headers and type(body) is bytes and (head := self._usual.get(size)) is not None:
+            self.transport.write(head + body)
+            return True
         prefix = self._prefixes.get((answer.status, answer.content_type))
         if prefix is None or answer.headers:
             return False
-        body = answer.body
-        size = len(body) if type(body) is bytes else body_bytes(body)
-        if size < MIN_GZIP_BYTES and type(body) is bytes and answer.sent is None:
-            self.transport.write(b"%b%d\r\n\r\n%b" % (prefix, size, body))
-            return True
+        if usual:
+            self._usual[size] = b"%b%d\r\n\r\n" % (prefix, size)
         packs = size >= MIN_GZIP_BYTES and compressible(answer.content_type)
         if packs and may_gzip:
             return False
