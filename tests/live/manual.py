@@ -20,7 +20,7 @@ class TickingClock(SimClock):
 
 
 class ManualTimer:
-    """A timer that fires when the test says so."""
+    """A scheduled callback, which runs when the test says so, unless it is cancelled."""
 
     def __init__(self, delay_s: float, call: Callable[..., object]) -> None:
         self.delay_s = delay_s
@@ -35,11 +35,13 @@ class ManualLoop:
     """Runs scheduled callbacks when the test calls `turn`, and timers when it calls `fire`."""
 
     def __init__(self) -> None:
-        self.soon: list[Callable[[], object]] = []
+        self.soon: list[ManualTimer] = []
         self.timers: list[ManualTimer] = []
 
-    def call_soon(self, call: Callable[..., object], *arguments: Any) -> None:
-        self.soon.append(lambda: call(*arguments))
+    def call_soon(self, call: Callable[..., object], *arguments: Any) -> ManualTimer:
+        handle = ManualTimer(0.0, lambda: call(*arguments))
+        self.soon.append(handle)
+        return handle
 
     def call_later(self, delay_s: float, call: Callable[..., object]) -> ManualTimer:
         timer = ManualTimer(delay_s, call)
@@ -68,8 +70,9 @@ class ManualLoop:
 
     def turn(self) -> None:
         soon, self.soon = self.soon, []
-        for call in soon:
-            call()
+        for handle in soon:
+            if not handle.cancelled:
+                handle.call()
 
 
 def manual_app(clock: Clock | None = None, state: State | None = None, **settings: Any) -> tuple[TopicsApp, ManualLoop]:

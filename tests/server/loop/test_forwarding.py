@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from tests.live.manual import ManualLoop, manual_app
 from tests.simulated.clock import SimClock
-from topics.engine.delays import FEW_RECORDS, FEW_WRITES
+from topics.engine.delays import FEW_RECORDS, FEW_WRITES, REST
 from topics.engine.engine import Engine
 from topics.model.records import NewRecord, WriteRequest
 from topics.model.router import RouterRequest
@@ -78,7 +78,7 @@ def test_copies_of_a_line_of_four_routers_are_there_when_the_turn_ends():
     turn(loop)
     write(app.services.engine)
     assert heads_after_one_turn(app, loop) == [1, 1, 1, 1, 0]
-    turn(loop)
+    assert loop.fire(REST / 1000) == 1
     assert app.services.engine.topic("d4").head == 1
 
 
