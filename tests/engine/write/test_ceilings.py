@@ -1,8 +1,12 @@
 """The ceiling of a topic that acknowledges without a sync: no seq above the synced one is acknowledged."""
 
+import pytest
+
 from tests.engine.harness import FakeLog, open_engine, record, write
 from tests.engine.write.commit_bench import DISK, Bench
-from topics.engine.state.topic import FIRST_CEILING
+from tests.simulated.harness import SimServer
+from topics.engine.state.topic import FIRST_CEILING, NO_CEILING
+from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
 
 
@@ -126,3 +130,13 @@ def test_appends_share_an_entry_past_the_first_ceiling_without_a_log():
     assert engine.commits.batch_writes == 32
     assert [ticket for ticket in tickets if ticket.followers is not None] == tickets[:1]
     assert [ticket.value().first for ticket in tickets] == list(range(11_001, 11_033))
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_topic_that_a_router_creates_has_a_ceiling_only_with_a_log(logged: bool):
+    engine = SimServer.start().engine if logged else open_engine()
+    ticket = engine.routers.put("r", RouterRequest(source="a", dest="b"))
+    engine.flush()
+    ticket.value()
+    ceiling = FIRST_CEILING if logged else NO_CEILING
+    assert [(one.ceiling, one.ceiling_staged) for one in engine.topics.values()] == [(ceiling, ceiling)] * 2

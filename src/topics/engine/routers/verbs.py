@@ -102,7 +102,7 @@ class Routers:
 
         def take_effect(_: Ticket) -> tuple[Router, bool]:
             for create in creates:
-                apply.note(staging.state, apply.create(staging.state, create))
+                apply.note(staging.state, staging.create(create))
             after = replay.put_router(staging.state, entry)
             assert after is not None
             self.due.add(after.edge)

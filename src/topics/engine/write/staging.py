@@ -140,6 +140,12 @@ class Staging:
         replicated = isinstance(entry, entries.Configure) and entry.config.durability == "replicated"
         return self.stage(topic, [entry], end, undo=undo, at_ms=at_ms, synced=True, replicated=replicated)
 
+    def create(self, create: entries.Create, ceiling: int = FIRST_CEILING) -> Topic:
+        """Create the topic of an entry that takes effect."""
+        topic = apply.create(self.state, create)
+        topic.ceiling = topic.ceiling_staged = ceiling if self.logged else NO_CEILING
+        return topic
+
     def stage_create(
         self,
         create: entries.Create,
@@ -180,8 +186,7 @@ class Staging:
 
         def finish(done: Ticket) -> Any:
             creating.pop(create.name, None)
-            topic = apply.create(self.state, create)
-            topic.ceiling = topic.ceiling_staged = ceiling if self.logged else NO_CEILING
+            topic = self.create(create, ceiling)
             if append is not None:  # its next writes need not have the step determined: most topics stay small
                 topic.ceiling_step = FIRST_CEILING
             if done.gated == AT_UPLOAD:  # a snapshot may have begun another ledger in between
