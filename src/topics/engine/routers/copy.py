@@ -166,17 +166,25 @@ def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
     return Mark(links.topic.topic_id, head, upto, others, holds)
 
 
-def room(dest: Topic, sizes: Sequence[int]) -> int:
-    """Return how many of these records, from the first on, the destination takes. Only one that rejects takes fewer."""
+def used(dest: Topic) -> tuple[int, int]:
+    """Return how many records and bytes count against the caps of the destination."""
+    return dest.count + dest.staged_count, dest.bytes + dest.staged_bytes
+
+
+def room(dest: Topic, sizes: Sequence[int], used: tuple[int, int]) -> int:
+    """Return how many of these records, from the first on, fit beside those that are `used`.
+
+    Only a destination that rejects takes fewer than all.
+    """
     config = dest.config
     if config.discard != "reject":
         return len(sizes)
     fits = len(sizes)
     spare_records, spare_bytes = (0, 0) if config.archive is None else retention.spare(dest)
     if config.cap_records:
-        fits = min(fits, max(config.cap_records - dest.count - dest.staged_count + spare_records, 0))
+        fits = min(fits, max(config.cap_records - used[0] + spare_records, 0))
     if config.cap_bytes:
-        left = config.cap_bytes - dest.bytes - dest.staged_bytes + spare_bytes
+        left = config.cap_bytes - used[1] + spare_bytes
         for at, size in enumerate(sizes[:fits]):
             left -= size
             if left < 0:

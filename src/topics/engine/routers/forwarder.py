@@ -235,9 +235,10 @@ class Forwarder:
             fits = self._fits(edge, entry, now)
             if fits <= 0:
                 return False
-            # Records expired in a destination that rejects: the log must say when, for a replay.
-            made_room = dest.config.discard == "reject" and dest.config.ttl_ms and dest.evict_floor != edge.room_floor
-            if edge.last_error is not None or made_room:
+            if dest.config.ttl_ms and dest.evict_floor != edge.room_floor:
+                # Records have expired since the last `Resume`, and a replay does not know when.
+                fits = min(fits, copy.room(dest, entry.sizes, edge.replayed))
+            if edge.last_error is not None or not fits:
                 self._resume(edge, now)
                 return True
             if not logs and dest.config.durability == "ephemeral" and self._staging.logged:
@@ -257,6 +258,7 @@ class Forwarder:
             is_whole = fits == len(entry.sizes)
             if not logs:
                 is_whole = copier.land(entry, piece, fits)
+                edge.grew(fits, sum(entry.sizes[:fits]))
                 self._landed(dest)
             else:
                 upto = end if is_whole and piece is made[-1][1] else piece.seqs[fits - 1]
@@ -319,6 +321,8 @@ class Forwarder:
         entry = ticket.entry
         if type(entry) is entries.Ceiling:
             return  # no router depends on it
+        if ticket.count and links.incoming is not None:
+            links.incoming.grew(ticket.count, ticket.size_bytes)
         if ticket.count and links.outgoing:
             upto = self._pushes_out(links, entry, ticket.count)
             if upto is not None:
@@ -439,10 +443,10 @@ class Forwarder:
         dest, quota = edge.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
             return self._due.hold(edge, "throttled: the server holds as much as max_total_bytes allows")
-        fits = copy.room(dest, entry.sizes)
+        fits = copy.room(dest, entry.sizes, copy.used(dest))
         if not fits and dest.config.ttl_ms:
             retention.expire(dest, now)
-            fits = copy.room(dest, entry.sizes)
+            fits = copy.room(dest, entry.sizes, copy.used(dest))
         if fits:
             return fits
         if not copy.storable(dest, entry.sizes)[1]:
@@ -460,12 +464,12 @@ class Forwarder:
 
         def act() -> None:
             replay.resume(self._staging.state, entry)
-            edge.room_floor = edge.dest.evict_floor
+            edge.room_floor, edge.replayed = edge.dest.evict_floor, copy.used(edge.dest)
 
         def undo() -> None:
             edge.last_error = was
 
-        ticket = Ticket(topic=edge.dest, entry=entry)
+        ticket = Ticket(topic=edge.dest, entry=entry, at_ms=now)  # until it takes effect, nothing younger expires
         if self._staging.logged:
             ticket.frame, ticket.gated = entries.encode(entry), copy.gate_of(edge)
         self._stage(ticket, edge, act, undo)

@@ -22,6 +22,7 @@ from topics.model.router import RouterConfig
 from topics.storage.snapshot import encode_array
 
 _encode = msgspec.msgpack.encode
+NEVER_RESUMED = 1 << 62, 1 << 62  # more than any cap
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +62,8 @@ class Edge:
     held_until_ms: int = 0
     backoff_ms: int = 0
     room_floor: int = 1  # the floor of the destination at the last `Resume`
+    # The records and bytes that a replay may find in the destination: those at the last `Resume`, and all since.
+    replayed: tuple[int, int] = NEVER_RESUMED
     moving: bool = False  # in a replay: its routers are being moved
     starved_ns: int = 0  # since when only entries that wait for the log keep it from going on
 
@@ -68,6 +71,10 @@ class Edge:
     def busy(self) -> bool:
         """Whether a step of a router is staged and has not taken effect."""
         return any(router.staged_cursor > router.cursor for router in self.routers)
+
+    def grew(self, n: int, size_bytes: int) -> None:
+        """Count records that come into the destination."""
+        self.replayed = self.replayed[0] + n, self.replayed[1] + size_bytes
 
     def next(self, upto: int, targets: Mapping[int, int] | None = None) -> tuple[Router, int] | None:
         """Return the router whose turn it is, and how far it may go: to `upto`, or by id to its cursor in `targets`.

@@ -136,7 +136,7 @@ def _keeps(state: State, dest: Topic, entry: Append) -> int:
     before_stops = table_of(state).before_stops
     if before_stops is None:
         return len(entry.sizes)
-    fits = copy.room(dest, entry.sizes)
+    fits = copy.room(dest, entry.sizes, copy.used(dest))
     if dest not in before_stops:
         return fits  # none of the routers further on stops
     behind = [edge for edge in out_of(dest) if not _is_ephemeral(edge.dest)]
