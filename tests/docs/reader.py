@@ -1,6 +1,7 @@
 """A reader of a page: a directory, a shell with its variables, and the address of a server."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -88,9 +89,8 @@ class Reader:
 
     def meant(self, text: str) -> str:
         """Return the text of a page with the real address and directories."""
-        for shown, real in self._real.items():
-            text = text.replace(shown, real)
-        return text
+        shown = "|".join(map(re.escape, self._real))
+        return re.sub(shown, lambda found: self._real[found[0]], text)  # at once: a real port may begin with 4000
 
     def save(self, block: Block) -> None:
         """Save a block under the name that its mark gives."""

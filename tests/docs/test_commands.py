@@ -298,3 +298,10 @@ def test_javascript_block_imports_the_client(page: Path, tmp_path: Path) -> None
     [problem] = problems_of(page, Reader(tmp_path / "reader", 4711, tmp_path / "data"))
     assert problem.startswith("page.md:11: ended with 1: ")
     assert "missing is not defined" in problem
+
+
+@needs_shell
+@pytest.mark.parametrize("port", [4711, 40005])
+def test_address_of_a_page_becomes_the_real_one(port: int, tmp_path: Path) -> None:
+    text = Reader(tmp_path / "reader", port, tmp_path / "data").meant("localhost:4000 http://127.0.0.1:4000/v0")
+    assert text == f"127.0.0.1:{port} http://127.0.0.1:{port}/v0"
